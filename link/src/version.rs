@@ -1,0 +1,23 @@
+//! Version negotiation: a link version stays supported for as long as pods that speak it can be alive.
+
+/// The version this build prefers.
+pub const VERSION: u32 = 1;
+/// Every version this build speaks, newest first.
+pub const SUPPORTED_VERSIONS: &[u32] = &[1];
+
+/// The newest version both sides speak, `None` when there is none.
+pub fn choose_version(offered: &[u32]) -> Option<u32> {
+    SUPPORTED_VERSIONS.iter().copied().find(|version| offered.contains(version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_common_version_is_chosen() {
+        assert_eq!(choose_version(&[7, 1]), Some(1));
+        assert_eq!(choose_version(&[]), None);
+        assert_eq!(choose_version(&[99]), None);
+    }
+}

@@ -1,0 +1,2 @@
+//! subagent-operator
+fn main() {}

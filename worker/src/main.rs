@@ -1,0 +1,2 @@
+//! subagent-worker
+fn main() {}

@@ -1,0 +1,35 @@
+//! Labels, annotations, finalizers, field managers and environment: each name that another program sees, once.
+
+/// Label on a worker pod and everything made for a run: the run's name. `kubectl logs -l subagents.dev/run=NAME`.
+pub const RUN_LABEL: &str = "subagents.dev/run";
+/// Label on everything made for a run: the run's UID. Ownership is matched by UID, never by name.
+pub const RUN_UID_LABEL: &str = "subagents.dev/run-uid";
+/// Label on a worker pod: the number of its attempt.
+pub const ATTEMPT_LABEL: &str = "subagents.dev/attempt";
+/// Label on a ControllerRevision: the provider's name.
+pub const PROVIDER_LABEL: &str = "subagents.dev/provider";
+/// Prefix of every label and annotation that belongs to the operator.
+pub const PREFIX: &str = "subagents.dev/";
+/// Annotation on a worker pod: the worker's configuration as JSON, read through the downward API.
+pub const WORKER_CONFIG_ANNOTATION: &str = "subagents.dev/worker-config";
+/// Annotation on a worker pod: PEM bundle of the gateway's roots. It is updated on live pods when a root is added.
+pub const GATEWAY_ROOTS_ANNOTATION: &str = "subagents.dev/gateway-roots";
+/// Annotation a person sets on a run to release it when the proof of stop can never come (a node that is gone for good).
+/// Its value is the UID of the pod that is known to be dead.
+pub const RELEASE_ANNOTATION: &str = "subagents.dev/release-pod";
+/// Finalizer of a run: it leaves once every worker pod is proven stopped.
+pub const RUN_FINALIZER: &str = "subagents.dev/run-stopped";
+/// Finalizer of a worker pod: it keeps the containers' end readable until it is stored (contract c50).
+pub const POD_FINALIZER: &str = "subagents.dev/proof-of-stop";
+/// Field manager of the controllers.
+pub const CONTROLLER_MANAGER: &str = "subagent-operator";
+/// Field manager of the gateway's status writes.
+pub const GATEWAY_MANAGER: &str = "subagent-gateway";
+/// Reporter of Events.
+pub const REPORTER: &str = "subagents.dev/operator";
+/// Name of the container that runs the agent.
+pub const AGENT_CONTAINER: &str = "agent";
+/// Name of the init container that brings the worker's binary.
+pub const WORKER_INIT_CONTAINER: &str = "subagent-worker";
+/// Prefix of the environment variables that carry a run's parameters.
+pub const PARAMETER_PREFIX: &str = "SUBAGENT_PARAM_";

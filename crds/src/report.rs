@@ -1,0 +1,291 @@
+//! What the gateway writes into a run's status on the worker's word: report, result and transcript.
+
+use crate::schemas;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The worker's cumulative snapshot for one attempt. Fields of a newer worker are kept. At most 64 KiB.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Report {
+    /// podUID is the pod whose worker reported this.
+    #[serde(rename = "podUID")]
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// attempt the report belongs to, from 1.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub attempt: i32,
+    /// seq is the rising number of the report within its attempt.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub seq: i64,
+    /// agent is what the agent said of itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Agent>,
+    /// session is the ACP session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<Session>,
+    /// prompt is the digest of a prompt that came from a ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<Digest>,
+    /// turns are the newest 32 turns, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub turns: Vec<Turn>,
+    /// turnCount is the number of turns in all.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub turn_count: i64,
+    /// idle is true while no turn is running.
+    #[serde(default)]
+    pub idle: bool,
+    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, Stopping, Stopped.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub stage: String,
+    /// activity is the agent's latest sign of life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activity: Option<Activity>,
+    /// usage of tokens so far.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// permissions counts answered permission requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Permissions>,
+    /// final is the end of the attempt, as the worker saw it.
+    #[serde(rename = "final", skip_serializing_if = "Option::is_none")]
+    pub final_: Option<Final>,
+    /// Fields this version does not know.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub other: BTreeMap<String, serde_json::Value>,
+}
+
+/// An agent's description of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Agent {
+    /// name the agent gave.
+    #[serde(default)]
+    #[schemars(length(max = 256))]
+    pub name: String,
+    /// version the agent gave.
+    #[serde(default)]
+    #[schemars(length(max = 256))]
+    pub version: String,
+    /// protocolVersion is the ACP version in use.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 65535))]
+    pub protocol_version: i32,
+    /// capabilities the agent advertised.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::word_set")]
+    pub capabilities: Vec<String>,
+}
+
+/// An ACP session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Session {
+    /// id is the agent's session id.
+    #[schemars(length(max = 256))]
+    pub id: String,
+    /// how it came to be: New, Loaded or Resumed.
+    #[schemars(length(max = 32))]
+    pub how: String,
+}
+
+/// Digest of some bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Digest {
+    /// sha256 in lower-case hex.
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+    /// size in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+}
+
+/// One turn.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Turn {
+    /// turn is its number within the attempt, from 1.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub turn: i64,
+    /// messageID of the inbox entry that started it.
+    #[serde(rename = "messageID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub message_id: Option<String>,
+    /// startedAt is when it was recorded, before its prompt was sent. RFC 3339.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub started_at: String,
+    /// finishedAt is when the agent answered. RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub finished_at: Option<String>,
+    /// stopReason of the turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub stop_reason: Option<String>,
+    /// preview is the first 1 KiB of its output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub preview: Option<String>,
+}
+
+/// A sign of life.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Activity {
+    /// at is when. RFC 3339.
+    #[schemars(length(max = 64))]
+    pub at: String,
+    /// summary in a few words.
+    #[serde(default)]
+    #[schemars(length(max = 256))]
+    pub summary: String,
+}
+
+/// Token usage. Absent numbers were not told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// inputTokens sent to the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub input_tokens: Option<i64>,
+    /// outputTokens written by the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub output_tokens: Option<i64>,
+    /// cachedInputTokens served from a prompt cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub cached_input_tokens: Option<i64>,
+    /// totalTokens of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub total_tokens: Option<i64>,
+    /// cost as the agent told it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+    /// contextUsed is the number of tokens in the context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub context_used: Option<i64>,
+    /// contextSize is the size of the context window in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub context_size: Option<i64>,
+}
+
+/// An amount of money.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Cost {
+    /// amount is a decimal number.
+    #[schemars(length(min = 1, max = 32), regex(pattern = r"^[0-9]+(\.[0-9]+)?$"))]
+    pub amount: String,
+    /// currency is an ISO 4217 code.
+    #[schemars(length(min = 3, max = 3))]
+    pub currency: String,
+}
+
+/// Counts of answered permission requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Permissions {
+    /// allowed requests.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub allowed: i64,
+    /// rejected requests.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub rejected: i64,
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Final {
+    /// stopReason: Completed, Aborted, Error, MaxTokens, Refusal; an open set, an unknown one is a failure.
+    #[schemars(length(min = 1, max = 64))]
+    pub stop_reason: String,
+    /// reason of the failure taxonomy.
+    #[schemars(length(min = 1, max = 64))]
+    pub reason: String,
+    /// diagnostic holds a few allow-listed facts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub diagnostic: Option<String>,
+    /// at is when. RFC 3339.
+    #[schemars(length(max = 64))]
+    pub at: String,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RunResult {
+    /// podUID is the pod whose worker reported this.
+    #[serde(rename = "podUID")]
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// text is the agent's last message. At most 16 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16384))]
+    pub text: Option<String>,
+    /// otherBlocks counts content that is not text.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1000000))]
+    pub other_blocks: i64,
+    /// sha256 of the text in lower-case hex.
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+    /// size of the text in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+}
+
+/// Where a transcript came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TranscriptSource {
+    /// The worker's own archive.
+    #[default]
+    Worker,
+    /// The tail of the pod's log, taken by the controller because no worker could.
+    Log,
+}
+
+/// The archived tail of a transcript.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Transcript {
+    /// podUID is the pod the transcript is of.
+    #[serde(rename = "podUID")]
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// ref is the ConfigMap that holds the tail, compressed with zstd, under the key transcript.zst.
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub ref_: Option<String>,
+    /// sha256 of the uncompressed tail in lower-case hex.
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+    /// size of the uncompressed tail in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+    /// droppedBytes came before the tail.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub dropped_bytes: i64,
+    /// source is Worker or Log.
+    #[serde(default)]
+    pub source: TranscriptSource,
+}

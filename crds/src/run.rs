@@ -1,0 +1,244 @@
+//! `SubagentRun`: one run of a child agent.
+
+use crate::{content::Prompt, run_status::SubagentRunStatus, schemas};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// SubagentRun is one run of a child agent: a prompt, a worker pod, a result.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "subagents.dev",
+    version = "v1alpha1",
+    kind = "SubagentRun",
+    namespaced,
+    status = "SubagentRunStatus",
+    shortname = "sar",
+    category = "subagents",
+    derive = "PartialEq",
+    doc = "SubagentRun is one run of a child agent: a prompt, a worker pod, a result. Its spec is fixed; set spec.cancel to stop it, delete it to stop and forget it.",
+    selectable = ".status.lineage.parentUID",
+    selectable = ".status.lineage.rootUID",
+    validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name has at most 63 characters: it becomes a label value; choose a shorter name"),
+    validation = Rule::new("!has(oldSelf.status) || has(self.status)").message("status cannot be removed"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Where the run stands"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason", description = "Why"),
+    printcolumn(name = "Provider", type_ = "string", json_path = ".spec.providerRef.name"),
+    printcolumn(name = "Description", type_ = "string", json_path = ".spec.description"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Agent", type_ = "string", json_path = ".status.report.agent.name", description = "The agent's own name", priority = 1),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.report.agent.version", description = "The agent's own version", priority = 1),
+    printcolumn(name = "Stopped", type_ = "string", json_path = ".status.conditions[?(@.type=='Stopped')].status", description = "Whether every process of the run is proven gone", priority = 1),
+    printcolumn(name = "Attempt", type_ = "integer", json_path = ".status.attempt", priority = 1),
+    printcolumn(name = "Depth", type_ = "integer", json_path = ".status.lineage.depth", priority = 1),
+    printcolumn(name = "Pod", type_ = "string", json_path = ".status.attempts[0].podName", description = "Worker pod of the newest attempt", priority = 1),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.prompt) != has(self.activation)").message("a run has exactly one of prompt and activation; set prompt (activation is the operator's)"),
+    validation = Rule::new("self.providerRef == oldSelf.providerRef").message("providerRef is immutable; create a new run"),
+    validation = Rule::new("self.description == oldSelf.description").message("description is immutable; create a new run"),
+    validation = Rule::new("has(self.prompt) == has(oldSelf.prompt) && (!has(self.prompt) || self.prompt == oldSelf.prompt)").message("prompt is immutable; create a new run"),
+    validation = Rule::new("has(self.activation) == has(oldSelf.activation)").message("activation is immutable; create a new run"),
+    validation = Rule::new("has(self.parentRef) == has(oldSelf.parentRef) && (!has(self.parentRef) || self.parentRef == oldSelf.parentRef)").message("parentRef is immutable; create a new run"),
+    validation = Rule::new("has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)").message("parameters are immutable; create a new run"),
+    validation = Rule::new("has(self.agentOptions) == has(oldSelf.agentOptions) && (!has(self.agentOptions) || self.agentOptions == oldSelf.agentOptions)").message("agentOptions are immutable; create a new run"),
+    validation = Rule::new("has(self.persona) == has(oldSelf.persona) && (!has(self.persona) || self.persona == oldSelf.persona)").message("persona is immutable; create a new run"),
+    validation = Rule::new("has(self.toolFilter) == has(oldSelf.toolFilter) && (!has(self.toolFilter) || self.toolFilter == oldSelf.toolFilter)").message("toolFilter is immutable; create a new run"),
+    validation = Rule::new("has(self.maxDepth) == has(oldSelf.maxDepth) && (!has(self.maxDepth) || self.maxDepth == oldSelf.maxDepth)").message("maxDepth is immutable; create a new run"),
+    validation = Rule::new("has(self.startDeadlineSeconds) == has(oldSelf.startDeadlineSeconds) && (!has(self.startDeadlineSeconds) || self.startDeadlineSeconds == oldSelf.startDeadlineSeconds)").message("startDeadlineSeconds is immutable; create a new run"),
+    validation = Rule::new("has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds)").message("activeDeadlineSeconds is immutable; create a new run"),
+    validation = Rule::new("has(self.idleDeadlineSeconds) == has(oldSelf.idleDeadlineSeconds) && (!has(self.idleDeadlineSeconds) || self.idleDeadlineSeconds == oldSelf.idleDeadlineSeconds)").message("idleDeadlineSeconds is immutable; create a new run"),
+    validation = Rule::new("has(self.ttlSecondsAfterFinished) == has(oldSelf.ttlSecondsAfterFinished) && (!has(self.ttlSecondsAfterFinished) || self.ttlSecondsAfterFinished == oldSelf.ttlSecondsAfterFinished)").message("ttlSecondsAfterFinished is immutable; create a new run"),
+    validation = Rule::new("has(self.interruptionPolicy) == has(oldSelf.interruptionPolicy) && (!has(self.interruptionPolicy) || self.interruptionPolicy == oldSelf.interruptionPolicy)").message("interruptionPolicy is immutable; create a new run"),
+    validation = Rule::new("has(self.maxAttempts) == has(oldSelf.maxAttempts) && (!has(self.maxAttempts) || self.maxAttempts == oldSelf.maxAttempts)").message("maxAttempts is immutable; create a new run"),
+    validation = Rule::new("!oldSelf.cancel || self.cancel").message("cancel goes from false to true once; create a new run to start again")
+)]
+pub struct SubagentRunSpec {
+    /// providerRef names the SubagentProvider in the same namespace. Immutable.
+    pub provider_ref: ProviderRef,
+    /// description says in three to five words what the run is for; kubectl get shows it. At most 128 characters. Immutable.
+    #[schemars(length(min = 1, max = 128))]
+    pub description: String,
+    /// prompt is what the agent is asked. Exactly one of prompt and activation. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<Prompt>,
+    /// activation is set by the operator alone, on the runs of a continuable child. Not available in this version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
+    /// parentRef is the run that delegates this one. Naming a parent needs the right to update it. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_ref: Option<ParentRef>,
+    /// parameters become environment variables SUBAGENT_PARAM_<KEY> in every container of the template. At most 32, 16 KiB
+    /// together; names are upper-case. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::parameters")]
+    pub parameters: Option<BTreeMap<String, String>>,
+    /// agentOptions override the provider's settings; each needs a capability of the provider. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_options: Option<AgentOptions>,
+    /// persona replaces the agent's deployment persona, literally. Presence counts, also when it is empty. Needs the
+    /// provider's Persona capability. At most 16 KiB. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16384))]
+    pub persona: Option<String>,
+    /// toolFilter limits the agent's tools. Presence counts. Needs the provider's ToolFilter capability. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_filter: Option<ToolFilter>,
+    /// outputSchema asks for a structured result. Needs the provider's OutputSchema capability. A subset of JSON Schema.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::opaque_object")]
+    pub output_schema: Option<serde_json::Value>,
+    /// maxDepth is an absolute cap on this run's depth; a run without parent has depth 1. Default: no cap of its own. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub max_depth: Option<i32>,
+    /// startDeadlineSeconds is the longest time from creation to Started. Default: the provider's, else 600. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub start_deadline_seconds: Option<i64>,
+    /// activeDeadlineSeconds is the longest time from Started to the end. Default: the provider's, else none. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub active_deadline_seconds: Option<i64>,
+    /// idleDeadlineSeconds is the longest time without a sign of life from the agent. Default: the provider's, else none. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub idle_deadline_seconds: Option<i64>,
+    /// interruptionPolicy says what happens when an attempt is lost after its turn began. Default: the provider's, else Fail. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interruption_policy: Option<InterruptionPolicy>,
+    /// maxAttempts is the most worker pods the run may use. Default: the provider's, else 3. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub max_attempts: Option<i32>,
+    /// ttlSecondsAfterFinished is how long the finished run is kept. Default: the provider's, else seven days. Immutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 315360000))]
+    pub ttl_seconds_after_finished: Option<i64>,
+    /// messages steer a running child. Not available in this version: the list must stay empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    #[x_kube(validation = Rule::new("self.size() == 0").message("messages are not available in this version; leave the list empty and create a new run for a follow-up"))]
+    pub messages: Vec<SteerMessage>,
+    /// cancel stops the run: false (default) to true, once. The run is kept; delete it to stop and forget it.
+    #[serde(default)]
+    pub cancel: bool,
+}
+
+/// A provider in the same namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderRef {
+    /// name of the SubagentProvider.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+}
+
+/// Kinds a parent can be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ParentKind {
+    /// A continuable child.
+    Subagent,
+    /// A run.
+    #[default]
+    SubagentRun,
+}
+
+/// The parent of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ParentRef {
+    /// kind of the parent.
+    pub kind: ParentKind,
+    /// name of the parent, in the same namespace.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// uid of the parent, as a precondition: another object of that name is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub uid: Option<String>,
+}
+
+/// What activates a continuable child.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Activation {
+    /// subagentRef is the child.
+    pub subagent_ref: SubagentRef,
+    /// epoch numbers the activation, from 1.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub epoch: i64,
+}
+
+/// A continuable child, by name and UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SubagentRef {
+    /// name of the Subagent.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// uid of the Subagent.
+    #[schemars(length(min = 1, max = 64))]
+    pub uid: String,
+}
+
+/// Options of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentOptions {
+    /// provider is the model provider to use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub provider: Option<String>,
+    /// model is the model to use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub model: Option<String>,
+    /// maxTokens caps the tokens of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub max_tokens: Option<i64>,
+}
+
+/// Which tools the agent may use; allow comes before deny.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.allow) || has(self.deny)").message("toolFilter has allow, deny or both"))]
+pub struct ToolFilter {
+    /// allow lists the only tools shown; an empty list hides every tool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::tool_names")]
+    pub allow: Option<Vec<String>>,
+    /// deny lists tools that are hidden.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::tool_names")]
+    pub deny: Option<Vec<String>>,
+}
+
+/// What happens when an attempt is lost after its turn began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum InterruptionPolicy {
+    /// The run ends.
+    #[default]
+    Fail,
+    /// The session is loaded in a new attempt. Not available in this version.
+    Resume,
+    /// The run starts over in a new attempt. Not available in this version.
+    Restart,
+}
+
+/// A message to a running child.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SteerMessage {
+    /// id is the sender's idempotency key.
+    #[schemars(length(min = 1, max = 63))]
+    pub id: String,
+    /// text of the message. At most 16 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16384))]
+    pub text: Option<String>,
+}

@@ -1,0 +1,255 @@
+//! Status of a run.
+
+use crate::{
+    report::{Permissions, Report, RunResult, Transcript, Usage},
+    run::{InterruptionPolicy, ToolFilter},
+    schemas,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What was observed of a run. The gateway writes report, result and transcript; the controllers write the rest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(oldSelf.phase) || !(oldSelf.phase in ['Completed', 'Failed', 'Cancelled', 'Rejected']) || (has(self.phase) && self.phase == oldSelf.phase)").message("a terminal phase never changes"),
+    validation = Rule::new("!has(oldSelf.phase) || !(oldSelf.phase in ['Completed', 'Failed', 'Cancelled', 'Rejected']) || (has(self.report) == has(oldSelf.report) && (!has(self.report) || self.report == oldSelf.report))").message("report is frozen once the phase is terminal"),
+    validation = Rule::new("!has(oldSelf.phase) || !(oldSelf.phase in ['Completed', 'Failed', 'Cancelled', 'Rejected']) || (has(self.result) == has(oldSelf.result) && (!has(self.result) || self.result == oldSelf.result))").message("result is frozen once the phase is terminal"),
+    validation = Rule::new("!has(oldSelf.phase) || !(oldSelf.phase in ['Completed', 'Failed', 'Cancelled', 'Rejected']) || (has(self.transcript) == has(oldSelf.transcript) && (!has(self.transcript) || self.transcript == oldSelf.transcript))").message("transcript is frozen once the phase is terminal"),
+    validation = Rule::new("!has(oldSelf.lineage) || (has(self.lineage) && self.lineage == oldSelf.lineage)").message("lineage is written once"),
+    validation = Rule::new("!has(oldSelf.descriptor) || (has(self.descriptor) && self.descriptor == oldSelf.descriptor)").message("descriptor is written once"),
+    validation = Rule::new("!has(oldSelf.effective) || (has(self.effective) && self.effective == oldSelf.effective)").message("effective is written once"),
+    validation = Rule::new("!has(oldSelf.attempt) || (has(self.attempt) && self.attempt >= oldSelf.attempt)").message("attempt never decreases"),
+    validation = Rule::new("!has(oldSelf.report) || (has(self.report) && (self.report.attempt > oldSelf.report.attempt || (self.report.attempt == oldSelf.report.attempt && self.report.seq >= oldSelf.report.seq)))").message("report.attempt and report.seq never decrease"),
+    validation = Rule::new("!has(self.report) || (has(oldSelf.report) && self.report == oldSelf.report) || (has(self.podUID) && self.report.podUID == self.podUID && has(self.attempt) && self.report.attempt == self.attempt)").message("a changed report must carry podUID and attempt of status: it comes from a pod that is not current"),
+    validation = Rule::new("!has(self.result) || (has(oldSelf.result) && self.result == oldSelf.result) || (has(self.podUID) && self.result.podUID == self.podUID)").message("a changed result must carry podUID of status: it comes from a pod that is not current"),
+    validation = Rule::new("!has(self.transcript) || (has(oldSelf.transcript) && self.transcript == oldSelf.transcript) || (has(self.podUID) && self.transcript.podUID == self.podUID)").message("a changed transcript must carry podUID of status: it comes from a pod that is not current")
+)]
+pub struct SubagentRunStatus {
+    /// observedGeneration is the generation of the spec that this status describes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub observed_generation: Option<i64>,
+    /// phase is where the run stands: Pending, Queued, Starting, Running, Cancelling, then exactly one of Completed, Failed,
+    /// Cancelled, Rejected. It is derived from the conditions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// stopReason is how the agent's work ended: Completed, Aborted, Error, MaxTokens, Refusal; an open set, an unknown one is a failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub stop_reason: Option<String>,
+    /// reason is why, a stable word of the failure taxonomy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub reason: Option<String>,
+    /// message is for a person: what happened and what to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub message: Option<String>,
+    /// diagnostic holds a few facts about a failure, for reading. At most 4 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub diagnostic: Option<String>,
+    /// conditions: Accepted, WorkerReady, Started, Interrupted, Stopped, Finished, Succeeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::conditions")]
+    pub conditions: Vec<Condition>,
+    /// lineage is computed by the operator at acceptance and written once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
+    /// descriptor is how the run was composed, written once at acceptance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub descriptor: Option<Descriptor>,
+    /// effective holds the deadlines and policies in force, written once at acceptance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effective: Option<Effective>,
+    /// attempt is the current attempt, from 1. It only rises.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000000))]
+    pub attempt: Option<i32>,
+    /// podUID is the UID of the current attempt's pod; only this pod's worker is believed.
+    #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: Option<String>,
+    /// attempts are the newest 8 attempts, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub attempts: Vec<Attempt>,
+    /// report is the worker's latest word, stored by the gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+    /// result is the agent's output, stored by the gateway before the phase becomes terminal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<RunResult>,
+    /// transcript is the archived tail of what was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transcript: Option<Transcript>,
+    /// permissions counts answered permission requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Permissions>,
+    /// usage of tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// startedAt is when the ACP session existed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// finishedAt is when the phase became terminal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+}
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Not accepted yet.
+    #[default]
+    Pending,
+    /// Accepted, waiting for room.
+    Queued,
+    /// Its pod is being started.
+    Starting,
+    /// Its session exists.
+    Running,
+    /// It is being stopped.
+    Cancelling,
+    /// The agent completed.
+    Completed,
+    /// It ended otherwise.
+    Failed,
+    /// It was cancelled.
+    Cancelled,
+    /// It was refused: no pod ever.
+    Rejected,
+}
+
+impl Phase {
+    /// True for the four phases that never change.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Rejected)
+    }
+
+    /// The API's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Queued => "Queued",
+            Self::Starting => "Starting",
+            Self::Running => "Running",
+            Self::Cancelling => "Cancelling",
+            Self::Completed => "Completed",
+            Self::Failed => "Failed",
+            Self::Cancelled => "Cancelled",
+            Self::Rejected => "Rejected",
+        }
+    }
+}
+
+/// Who delegated whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Lineage {
+    /// depth of the run: 1 without parent, else the parent's plus 1.
+    #[schemars(range(min = 1, max = 2147483647))]
+    pub depth: i32,
+    /// parentUID is the UID of the parent.
+    #[serde(rename = "parentUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub parent_uid: Option<String>,
+    /// rootUID is the UID of the first ancestor, the run's own when it has none.
+    #[serde(rename = "rootUID")]
+    #[schemars(length(min = 1, max = 64))]
+    pub root_uid: String,
+    /// ancestors are the UIDs of all ancestors, root first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::ancestors")]
+    pub ancestors: Vec<String>,
+}
+
+/// How a run was composed (contract c32).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// version of the descriptor, 1.
+    #[schemars(range(min = 1, max = 1000))]
+    pub version: i32,
+    /// mode is OneShot or Continuable.
+    #[schemars(length(max = 32))]
+    pub mode: String,
+    /// provider is the provider's name.
+    #[schemars(length(max = 63))]
+    pub provider: String,
+    /// providerRevision is the ControllerRevision with the provider's spec.
+    #[schemars(length(max = 253))]
+    pub provider_revision: String,
+    /// context is Fresh or Fork.
+    #[schemars(length(max = 32))]
+    pub context: String,
+    /// description of the run.
+    #[schemars(length(max = 128))]
+    pub description: String,
+    /// persona that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16384))]
+    pub persona: Option<String>,
+    /// toolFilter that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_filter: Option<ToolFilter>,
+    /// maxDepth is the smallest cap of the run and its ancestors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub max_depth: Option<i32>,
+}
+
+/// Deadlines and policies in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Effective {
+    /// startDeadlineSeconds counts from creation, without the time spent Queued.
+    #[schemars(range(min = 1, max = 315360000))]
+    pub start_deadline_seconds: i64,
+    /// activeDeadlineSeconds counts from Started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub active_deadline_seconds: Option<i64>,
+    /// idleDeadlineSeconds counts from the latest sign of life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub idle_deadline_seconds: Option<i64>,
+    /// ttlSecondsAfterFinished counts from finishedAt.
+    #[schemars(range(min = 0, max = 315360000))]
+    pub ttl_seconds_after_finished: i64,
+    /// interruptionPolicy in force.
+    #[serde(default)]
+    pub interruption_policy: InterruptionPolicy,
+    /// maxAttempts in force.
+    #[schemars(range(min = 1, max = 100))]
+    pub max_attempts: i32,
+}
+
+/// One worker pod of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// number of the attempt, from 1.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub number: i32,
+    /// podName of the attempt.
+    #[schemars(length(max = 253))]
+    pub pod_name: String,
+    /// podUID of the attempt.
+    #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub pod_uid: Option<String>,
+    /// startedAt is when its pod was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// finishedAt is when it was proven stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// reason it ended for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub reason: Option<String>,
+}

@@ -1,0 +1,27 @@
+# Sourced by the other scripts: where things are, and how a script speaks.
+# shellcheck shell=bash
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Built things that many checkouts can share: outside of them all, and named by the digest of what they were built from.
+CACHE=${SUBAGENT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/subagent-operator}
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
+
+say() { printf '%s\n' ":: $*" >&2; }
+die() { printf '%s\n' "error: $*" >&2; exit 1; }
+
+# digest PATH...: one digest of the names, modes and contents of files and trees.
+digest() {
+  find "$@" -type f -printf '%m %p\0' | LC_ALL=C sort -z | while IFS= read -r -d '' entry; do
+    printf '%s\n' "$entry"
+    cat -- "${entry#* }"
+  done | sha256sum | cut -c1-16
+}
+
+# once LOCK COMMAND...: runs the command while no other process runs one with the same lock.
+once() {
+  local lock=$1
+  shift
+  mkdir -p "$(dirname "$lock")"
+  ( flock 9; "$@" 9>&- ) 9>"$lock"
+}

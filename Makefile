@@ -13,8 +13,11 @@ help: ## Show what there is to do
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ A local Kubernetes, in .cluster
-.PHONY: cluster cluster-down load-image
-cluster: ## Start the local cluster, or find it running (KUBECONFIG=.cluster/kubeconfig)
+.PHONY: tools cluster cluster-down load-image
+tools: ## Put kubectl and helm into .cluster/bin
+	@hack/tools.sh
+
+cluster: tools ## Start the local cluster, or find it running (KUBECONFIG=.cluster/kubeconfig)
 	@hack/cluster.sh up
 
 cluster-down: ## End the local cluster and remove all that it left

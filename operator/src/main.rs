@@ -1,2 +1,2 @@
-//! subagent-operator
+//! The operator's binary.
 fn main() {}

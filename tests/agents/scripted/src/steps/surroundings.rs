@@ -1,0 +1,60 @@
+//! What an agent finds where it runs: directory, environment, files, the session it was given.
+
+use nix::unistd::{getegid, geteuid, getpgrp, getpid, getppid, getsid};
+use serde_json::{Value, json};
+
+use super::Run;
+
+/// Who this process is, in its own namespaces.
+#[must_use]
+pub fn ids() -> Value {
+    json!({
+        "uid": geteuid().as_raw(),
+        "gid": getegid().as_raw(),
+        "pid": getpid().as_raw(),
+        "ppid": getppid().as_raw(),
+        "pgid": getpgrp().as_raw(),
+        "sid": getsid(None).map(nix::unistd::Pid::as_raw).unwrap_or_default(),
+    })
+}
+
+impl Run<'_> {
+    pub(super) fn cwd(&mut self) {
+        let text = match std::env::current_dir() {
+            Ok(folder) => folder.display().to_string(),
+            Err(error) => format!("error: {error}"),
+        };
+        self.fact(&text);
+    }
+
+    pub(super) fn env(&mut self, name: Option<&str>) {
+        let shown = |name: &str, value: &std::ffi::OsStr| format!("{name}={}", value.to_string_lossy());
+        let text = match name {
+            Some(name) => {
+                std::env::var_os(name).map_or_else(|| format!("{name} is not set"), |value| shown(name, &value))
+            }
+            None => {
+                let mut all: Vec<_> =
+                    std::env::vars_os().map(|(name, value)| shown(&name.to_string_lossy(), &value)).collect();
+                all.sort();
+                all.join("\n")
+            }
+        };
+        self.fact(&text);
+    }
+
+    pub(super) fn read(&mut self, path: &str) {
+        let text = match std::fs::read(path) {
+            Ok(content) => String::from_utf8_lossy(&content).into_owned(),
+            Err(error) => format!("error: {error}"),
+        };
+        self.fact(&text);
+    }
+
+    pub(super) fn opened(&mut self) {
+        let session = self.agent.sessions.get(self.session).unwrap_or_default();
+        let mut opened = session.opened;
+        opened["mode"] = json!(session.mode);
+        self.fact(&opened.to_string());
+    }
+}

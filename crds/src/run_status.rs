@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
     validation = Rule::new("!has(oldSelf.lineage) || (has(self.lineage) && self.lineage == oldSelf.lineage)").message("lineage is written once"),
     validation = Rule::new("!has(oldSelf.descriptor) || (has(self.descriptor) && self.descriptor == oldSelf.descriptor)").message("descriptor is written once"),
     validation = Rule::new("!has(oldSelf.effective) || (has(self.effective) && self.effective == oldSelf.effective)").message("effective is written once"),
+    validation = Rule::new("!has(oldSelf.stopping) || (has(self.stopping) && self.stopping == oldSelf.stopping)").message("stopping is written once"),
     validation = Rule::new("!has(oldSelf.attempt) || (has(self.attempt) && self.attempt >= oldSelf.attempt)").message("attempt never decreases"),
     validation = Rule::new("!has(oldSelf.report) || (has(self.report) && (self.report.attempt > oldSelf.report.attempt || (self.report.attempt == oldSelf.report.attempt && self.report.seq >= oldSelf.report.seq)))").message("report.attempt and report.seq never decrease"),
     validation = Rule::new("!has(self.report) || (has(oldSelf.report) && self.report == oldSelf.report) || (has(self.podUID) && self.report.podUID == self.podUID && has(self.attempt) && self.report.attempt == self.attempt)").message("a changed report must carry podUID and attempt of status: it comes from a pod that is not current"),
@@ -65,6 +66,9 @@ pub struct SubagentRunStatus {
     /// effective holds the deadlines and policies in force, written once at acceptance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effective: Option<Effective>,
+    /// stopping says why and since when the run is being stopped; written once, before anything is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopping: Option<Stopping>,
     /// attempt is the current attempt, from 1. It only rises.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000000))]
@@ -226,6 +230,17 @@ pub struct Effective {
     /// maxAttempts in force.
     #[schemars(range(min = 1, max = 100))]
     pub max_attempts: i32,
+}
+
+/// Why a run is being stopped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Stopping {
+    /// reason the run will end with, unless the agent was done first.
+    #[schemars(length(min = 1, max = 64))]
+    pub reason: String,
+    /// at is when the stop began; graces count from here.
+    pub at: Time,
 }
 
 /// One worker pod of a run.

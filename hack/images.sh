@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Builds the images of this repository, each as an archive .images/NAME.tar, without a container engine.
+#   REGISTRY=localhost TAG=dev   the images are named $REGISTRY/NAME:$TAG
+#   PUSH=1                       also push them there
+# What has not changed is not built again: programs are kept by the digest of their sources, for all checkouts.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+registry=${REGISTRY:-localhost}
+tag=${TAG:-dev}
+push=${PUSH:-}
+out=$ROOT/.images
+[[ -z $push || $registry != localhost ]] || die "PUSH=1 needs REGISTRY=..., the registry to push to"
+mkdir -p "$out"
+mkimage=$("$ROOT/hack/mkimage-bin.sh")
+
+# Static programs: an image needs no library, not even a C library. With an explicit target these flags reach only what
+# runs in the images, not the build scripts. The same in images/Containerfile.
+target=$(rustc -vV | sed -n 's/^host: //p')
+packages=(subagent-operator subagent-worker scripted-agent fake-llm)
+sources=(Cargo.toml Cargo.lock crds link operator worker tests/agents/scripted tests/agents/fake-llm)
+key=$( { rustc -vV; cd "$ROOT"; digest "${sources[@]}"; } | sha256sum | cut -c1-16)
+programs=$CACHE/programs-$key
+
+build_programs() {
+  [[ -d $programs ]] && return
+  say "compiling ${packages[*]} (static, release; some minutes the first time)"
+  (cd "$ROOT" && RUSTFLAGS="-C target-feature=+crt-static" \
+    cargo build --quiet --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
+  rm -rf "$programs.new"
+  mkdir -p "$programs.new"
+  for p in "${packages[@]}"; do
+    cp "$CARGO_TARGET_DIR/$target/release/$p" "$programs.new/$p"
+  done
+  mv "$programs.new" "$programs"
+  # A developer makes many of these; a day later nobody asks for the older ones.
+  find "$CACHE" -maxdepth 1 -name 'programs-*' ! -path "$programs" -mmin +1440 -exec rm -rf {} +
+}
+
+# image NAME ARGUMENT...: one image, unless these very files were already put into one of this name.
+image() {
+  local name=$1 stamp
+  shift
+  local ref=$registry/$name:$tag archive=$out/$name.tar
+  stamp=$(printf '%s\n' "$mkimage" "$programs" "$ref" "$*" | sha256sum | cut -c1-16)
+  if [[ ! -f $archive || $(cat "$archive.key" 2>/dev/null) != "$stamp" ]]; then
+    "$mkimage" --ref "$ref" -o "$archive" "$@"
+    printf '%s\n' "$stamp" >"$archive.key"
+    say "$ref -> ${archive#"$ROOT/"}"
+  else
+    say "$ref is built"
+  fi
+  [[ -z $push ]] || "$mkimage" --ref "$ref" --push "$@"
+}
+
+[[ -d $programs ]] || once "$CACHE/programs.lock" build_programs
+
+# The operator's user is the usual one of images without a user database. An agent's user is what agents commonly get.
+image subagent-operator --user 65532:65532 --entrypoint /subagent-operator "$programs/subagent-operator:/subagent-operator"
+image subagent-worker --user 65532:65532 --entrypoint /subagent-worker "$programs/subagent-worker:/subagent-worker"
+# Nothing but the agent: no shell, no library, no user database.
+image scripted-agent --user 1000:1000 --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
+image fake-llm --user 65532:65532 --entrypoint /fake-llm "$programs/fake-llm:/fake-llm"

@@ -26,3 +26,11 @@ cluster-down: ## End the local cluster and remove all that it left
 load-image: ## Import an image archive into the local cluster: make load-image ARCHIVE=x.tar
 	@test -n "$(ARCHIVE)" || { echo "usage: make load-image ARCHIVE=x.tar" >&2; exit 2; }
 	@hack/cluster.sh load-image $(ARCHIVE)
+
+##@ Images, in .images
+.PHONY: images load-images
+images: ## Build the images: make images [REGISTRY=localhost] [TAG=dev] [PUSH=1]
+	@REGISTRY=$(REGISTRY) TAG=$(TAG) PUSH=$(PUSH) hack/images.sh
+
+load-images: cluster images ## Build the images and load them into the local cluster
+	@hack/cluster.sh load-image .images/*.tar

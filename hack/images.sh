@@ -36,12 +36,22 @@ build_programs() {
   find "$CACHE" -maxdepth 1 -name 'programs-*' ! -path "$programs" -mmin +1440 -exec rm -rf {} +
 }
 
+# A published agent: assembled from its package, not compiled. The C library of this machine goes in, too.
+opencode=$CACHE/opencode-$( { cat "$ROOT/tests/agents/opencode/build.sh"; ldd --version | head -n 1; } | sha256sum | cut -c1-16)
+
+assemble_opencode() {
+  [[ -d $opencode ]] && return
+  say "assembling the opencode image's tree"
+  "$ROOT/tests/agents/opencode/build.sh" "$opencode" >&2
+  find "$CACHE" -maxdepth 1 -name 'opencode-*' ! -path "$opencode" -mmin +1440 -exec rm -rf {} +
+}
+
 # image NAME ARGUMENT...: one image, unless these very files were already put into one of this name.
 image() {
   local name=$1 stamp
   shift
   local ref=$registry/$name:$tag archive=$out/$name.tar
-  stamp=$(printf '%s\n' "$mkimage" "$programs" "$ref" "$*" | sha256sum | cut -c1-16)
+  stamp=$(printf '%s\n' "$mkimage" "$ref" "$*" | sha256sum | cut -c1-16)
   if [[ ! -f $archive || $(cat "$archive.key" 2>/dev/null) != "$stamp" ]]; then
     "$mkimage" --ref "$ref" -o "$archive" "$@"
     printf '%s\n' "$stamp" >"$archive.key"
@@ -60,3 +70,7 @@ image subagent-worker --user 65532:65532 --entrypoint /subagent-worker "$program
 # Nothing but the agent: no shell, no library, no user database.
 image scripted-agent --user 1000:1000 --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
 image fake-llm --user 65532:65532 --entrypoint /fake-llm "$programs/fake-llm:/fake-llm"
+
+[[ -d $opencode ]] || once "$CACHE/opencode.lock" assemble_opencode
+mapfile -t environment < <(sed 's/^/--env=/' "$ROOT/tests/agents/opencode/image.env")
+image opencode-agent --user 1000:1000 --entrypoint /usr/bin/opencode --cmd acp "${environment[@]}" "$opencode"

@@ -1,0 +1,52 @@
+{{/* Name of the chart, at most 63 characters: it becomes a label value. */}}
+{{- define "subagent-operator.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of everything in the release. The longest suffix below has 13 characters; names of Services have at most 63. */}}
+{{- define "subagent-operator.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "subagent-operator.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "subagent-operator.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "subagent-operator.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "subagent-operator.labels" -}}
+{{ include "subagent-operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "subagent-operator.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "subagent-operator.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* The operator as the API server sees it. */}}
+{{- define "subagent-operator.username" -}}
+system:serviceaccount:{{ .Release.Namespace }}:{{ include "subagent-operator.serviceAccountName" . }}
+{{- end }}
+
+{{/* The Secret with the root of the gateway's certificates; the operator makes it. */}}
+{{- define "subagent-operator.rootSecret" -}}
+{{ include "subagent-operator.fullname" . }}-gateway-root
+{{- end }}
+
+{{- define "subagent-operator.lease" -}}
+{{ include "subagent-operator.fullname" . }}
+{{- end }}

@@ -22,6 +22,8 @@ use std::collections::BTreeMap;
     selectable = ".status.lineage.rootUID",
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name has at most 63 characters: it becomes a label value; choose a shorter name"),
     validation = Rule::new("!has(oldSelf.status) || has(self.status)").message("status cannot be removed"),
+    // Rules with oldSelf below status do not hold for the first status ever written; a late report must not be it (R17).
+    validation = Rule::new("has(oldSelf.status) || !has(self.status) || !(has(self.status.report) || has(self.status.result) || has(self.status.transcript))").message("the first status has no report, result or transcript: they come from an earlier run of this name"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Where the run stands"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason", description = "Why"),
     printcolumn(name = "Provider", type_ = "string", json_path = ".spec.providerRef.name"),
@@ -47,6 +49,7 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.agentOptions) == has(oldSelf.agentOptions) && (!has(self.agentOptions) || self.agentOptions == oldSelf.agentOptions)").message("agentOptions are immutable; create a new run"),
     validation = Rule::new("has(self.persona) == has(oldSelf.persona) && (!has(self.persona) || self.persona == oldSelf.persona)").message("persona is immutable; create a new run"),
     validation = Rule::new("has(self.toolFilter) == has(oldSelf.toolFilter) && (!has(self.toolFilter) || self.toolFilter == oldSelf.toolFilter)").message("toolFilter is immutable; create a new run"),
+    validation = Rule::new("has(self.outputSchema) == has(oldSelf.outputSchema) && (!has(self.outputSchema) || self.outputSchema == oldSelf.outputSchema)").message("outputSchema is immutable; create a new run"),
     validation = Rule::new("has(self.maxDepth) == has(oldSelf.maxDepth) && (!has(self.maxDepth) || self.maxDepth == oldSelf.maxDepth)").message("maxDepth is immutable; create a new run"),
     validation = Rule::new("has(self.startDeadlineSeconds) == has(oldSelf.startDeadlineSeconds) && (!has(self.startDeadlineSeconds) || self.startDeadlineSeconds == oldSelf.startDeadlineSeconds)").message("startDeadlineSeconds is immutable; create a new run"),
     validation = Rule::new("has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds)").message("activeDeadlineSeconds is immutable; create a new run"),
@@ -73,7 +76,7 @@ pub struct SubagentRunSpec {
     pub parent_ref: Option<ParentRef>,
     /// parameters become environment variables SUBAGENT_PARAM_<KEY> in every container of the template. At most 32, 16 KiB
     /// together; names are upper-case. Immutable.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::parameters")]
     pub parameters: Option<BTreeMap<String, String>>,
     /// agentOptions override the provider's settings; each needs a capability of the provider. Immutable.
@@ -88,7 +91,8 @@ pub struct SubagentRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_filter: Option<ToolFilter>,
     /// outputSchema asks for a structured result. Needs the provider's OutputSchema capability. A subset of JSON Schema.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::opaque_object")]
     pub output_schema: Option<serde_json::Value>,
     /// maxDepth is an absolute cap on this run's depth; a run without parent has depth 1. Default: no cap of its own. Immutable.
@@ -209,11 +213,11 @@ pub struct AgentOptions {
 #[x_kube(validation = Rule::new("has(self.allow) || has(self.deny)").message("toolFilter has allow, deny or both"))]
 pub struct ToolFilter {
     /// allow lists the only tools shown; an empty list hides every tool.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::tool_names")]
     pub allow: Option<Vec<String>>,
     /// deny lists tools that are hidden.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::tool_names")]
     pub deny: Option<Vec<String>>,
 }

@@ -96,12 +96,23 @@ pub struct SubagentRunStatus {
     /// usage of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// queuedSince is set while the run waits for room (phase Queued).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queued_since: Option<Time>,
+    /// queuedSeconds is the time spent Queued so far; it does not count towards the start deadline.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 315360000))]
+    pub queued_seconds: i64,
     /// startedAt is when the ACP session existed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
     /// finishedAt is when the phase became terminal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
+}
+
+fn is_zero(value: &i64) -> bool {
+    *value == 0
 }
 
 /// Where a run stands.

@@ -3,6 +3,7 @@
 #
 #   build.sh OUTPUT_ROOTFS_DIR    writes the tree (replacing one that is there)
 #   build.sh --package-sha256     prints the SHA-256 of the binary inside the npm package
+#   build.sh --package-version    prints the version of that package
 #
 # Beside the agent stands only what it needs: the C library of this machine, a static busybox for its shell tool, a static ripgrep for
 # its grep tool (it downloads one otherwise), and a configuration folder it finds complete (it installs a plugin otherwise).
@@ -59,7 +60,11 @@ static_busybox() {
 for tool in node npm tar ldd dpkg-deb; do
   command -v "$tool" >/dev/null || die "$tool is needed to build the opencode image"
 done
-(($# == 1)) || die "usage: build.sh OUTPUT_ROOTFS_DIR | --package-sha256"
+(($# == 1)) || die "usage: build.sh OUTPUT_ROOTFS_DIR | --package-sha256 | --package-version"
+if [[ $1 == --package-version ]]; then
+  printf '%s\n' "${OPENCODE##*@}"
+  exit
+fi
 
 opencode_tarball=$(npm_tarball "$OPENCODE" "$OPENCODE_SHA512")
 package_sha256=$(tar -xzOf "$opencode_tarball" package/bin/opencode | sha256sum | cut -d' ' -f1)

@@ -135,6 +135,9 @@ fn a_nonce_is_digested_written_read_back_and_answered() {
     assert_eq!(line(&decide(&conversation, &script)), "call bash cat answer.txt, ToolCall");
     conversation.messages.extend([call(), result("read")]);
     assert_eq!(line(&decide(&conversation, &script)), format!("say {digest}, Done"));
+    // With a gate in the prompt somebody may look at the file while the agent still runs.
+    conversation.messages[0].text.push_str("\ngate: look-1");
+    assert_eq!(line(&decide(&conversation, &script)), format!("hold look-1, say {digest}, Done"));
 }
 
 #[rstest]

@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# Shows the operator at work, from nothing: a cluster, the chart, a published agent that works through ACP in a worker pod, and its answer in the
+# run's status. Everything it claims it checks; it fails when one check fails. It can be run again: each time with a new nonce and a new run.
+#   KUBECONFIG_DEMO=file   use that cluster instead of the local one
+#   REGISTRY=... TAG=...   push the images there and run them from there (default localhost, dev: loaded into the local cluster)
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+cd "$ROOT"
+
+registry=${REGISTRY:-localhost}
+tag=${TAG:-dev}
+namespace=demo
+# A first start has to import images, and a busy machine takes its time: longer than any wait seen, short enough for a person.
+patience=180s
+
+step() { printf '\n\033[1m==> %s\033[0m\n' "$*"; }
+# show COMMAND...: what a person would type, and what it prints.
+show() { printf '\n\033[2m$ %s\033[0m\n' "$*"; "$@"; }
+
+failed=0
+# check WHAT GOT EXPECTED
+check() {
+  if [[ $2 == "$3" ]]; then
+    printf '  ok      %s: %s\n' "$1" "$2"
+  else
+    printf '  FAILED  %s: %s, expected %s\n' "$1" "${2:-(nothing)}" "$3"
+    failed=$((failed + 1))
+  fi
+}
+
+run=
+# What is needed to see why, when a step does not succeed.
+explain() {
+  local code=$?
+  ((code)) || return 0
+  printf '\nThe demo failed. What there is to see:\n' >&2
+  {
+    kubectl -n "$namespace" get subagentproviders,subagentruns,pods -o wide
+    [[ -z $run ]] || kubectl -n "$namespace" describe subagentrun "$run"
+    [[ -z $run ]] || kubectl -n "$namespace" describe pods -l "subagents.dev/run=$run"
+    [[ -z $run ]] || kubectl -n "$namespace" logs -l "subagents.dev/run=$run" --tail=40
+    kubectl -n subagents-system get pods
+    kubectl -n subagents-system logs -l app.kubernetes.io/name=subagent-operator --tail=40
+  } >&2 2>&1 || true
+  return "$code"
+}
+trap explain EXIT
+
+if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
+  step "Using the cluster of $KUBECONFIG_DEMO"
+  make tools
+  if [[ $registry == localhost ]]; then
+    make images
+    say "its nodes must have the images of .images/*.tar, or set REGISTRY to a registry they reach"
+  else
+    make images REGISTRY="$registry" TAG="$tag" PUSH=1
+  fi
+  KUBECONFIG=$(realpath "$KUBECONFIG_DEMO")
+else
+  step "Starting a Kubernetes cluster on this machine, building the images and loading them into it"
+  make cluster tools
+  make load-images TAG="$tag"
+  KUBECONFIG=${SUBAGENT_CLUSTER_DIR:-$ROOT/.cluster}/kubeconfig
+fi
+export KUBECONFIG
+export PATH=$ROOT/.cluster/bin:$PATH
+show kubectl get nodes
+
+# apply FILE: with the images of this build.
+apply() {
+  sed -E "s#localhost/([a-z-]+):dev#$registry/\1:$tag#" "$1" | kubectl -n "$namespace" apply -f -
+}
+
+step "Installing the operator: chart charts/subagent-operator, release subagent-operator, namespace subagents-system"
+helm upgrade --install subagent-operator charts/subagent-operator \
+  --namespace subagents-system --create-namespace \
+  --set image.repository="$registry/subagent-operator" --set image.tag="$tag" \
+  --set worker.image.repository="$registry/subagent-worker" --set worker.image.tag="$tag" \
+  --wait --timeout "$patience" >/dev/null
+show kubectl -n subagents-system get pods
+
+step "Namespace $namespace: enforces the Pod Security level 'restricted', holds the fake LLM and two providers"
+kubectl apply -f - <<YAML
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: $namespace
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+    pod-security.kubernetes.io/enforce-version: latest
+YAML
+apply tests/agents/fake-llm/manifest.yaml
+apply examples/provider-scripted.yaml
+apply examples/provider-opencode.yaml
+kubectl -n "$namespace" rollout status deployment/fake-llm --timeout="$patience"
+kubectl -n "$namespace" wait --for=condition=Ready subagentprovider/scripted subagentprovider/opencode --timeout="$patience" >/dev/null
+show kubectl -n "$namespace" get subagentproviders
+
+nonce=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+expected=$(printf %s "$nonce" | sha256sum | cut -d' ' -f1)
+run=digest-${nonce:0:8}
+gate=look-${nonce:0:8}
+
+step "A run: opencode $("$ROOT/tests/agents/opencode/build.sh" --package-version), unmodified, is asked for the digest of a nonce made just now"
+manifest=$(cat <<YAML
+apiVersion: subagents.dev/v1alpha1
+kind: SubagentRun
+metadata:
+  name: $run
+spec:
+  providerRef: {name: opencode}
+  description: digest a fresh nonce
+  prompt:
+    text: |
+      nonce: $nonce
+      Write the SHA-256 of the nonce to the file answer.txt, read it back, then answer with the digest alone.
+      gate: $gate
+  activeDeadlineSeconds: 300
+YAML
+)
+printf '\n%s\n\n' "$manifest"
+kubectl -n "$namespace" apply -f - <<<"$manifest"
+
+# The fake LLM's own endpoints, through the API server.
+llm=/api/v1/namespaces/$namespace/services/fake-llm:http/proxy
+step "Waiting until the agent has used its tools; the fake LLM holds back the last answer (the gate) so that we can look"
+deadline=$((SECONDS + ${patience%s}))
+until kubectl get --raw "$llm/__gates" | grep -Eq "\"$gate\":\{\"open\":false,\"waiting\":[1-9]"; do
+  finished=$(kubectl -n "$namespace" get subagentrun "$run" -o 'jsonpath={.status.conditions[?(@.type=="Finished")].status}')
+  [[ $finished != True ]] || die "the run ended before its last answer"
+  ((SECONDS < deadline)) || die "the agent did not come that far within $patience"
+  sleep 0.3
+done
+show kubectl -n "$namespace" get subagentruns,pods
+pod=$(kubectl -n "$namespace" get subagentrun "$run" -o 'jsonpath={.status.attempts[0].podName}')
+
+# In the agent's container, past the agent: the file it says it wrote, and the program that is running right now.
+# shellcheck disable=SC2016 # expands over there
+seen=$(kubectl -n "$namespace" exec "$pod" -c agent -- sh -c '
+  echo "file $(cat /workspace/answer.txt)"
+  for pid in $(pidof opencode); do echo "program $(sha256sum </proc/$pid/exe)"; done' 2>&1) || true
+file=$(sed -n 's/^file //p' <<<"$seen")
+programs=$(sed -n 's/^program \([0-9a-f]*\).*/\1/p' <<<"$seen" | sort -u)
+[[ -n $file && -n $programs ]] || say "$seen"
+
+step "Letting it answer, and waiting: kubectl wait --for=condition=Finished"
+kubectl create --raw "$llm/__gates/$gate" -f - <<<'{}' >/dev/null
+kubectl -n "$namespace" wait --for=condition=Finished "subagentrun/$run" --timeout="$patience"
+
+field() { kubectl -n "$namespace" get subagentrun "$run" -o "jsonpath={$1}"; }
+step "What kubectl shows"
+show kubectl -n "$namespace" get subagentruns
+show kubectl -n "$namespace" get subagentruns -o wide
+show kubectl -n "$namespace" get subagentrun "$run" -o 'jsonpath={.status.result.text}{"\n"}'
+show kubectl -n "$namespace" describe subagentrun "$run"
+show kubectl -n "$namespace" logs -l "subagents.dev/run=$run" --tail=-1
+
+step "Checks"
+check "stop reason" "$(field .status.stopReason)" Completed
+check "answer in status, sha256 of the nonce" "$(field .status.result.text)" "$expected"
+check "file answer.txt in the workspace of pod $pod" "$file" "$expected"
+check "program running in the pod, sha256 of the one in the npm package" "$programs" "$("$ROOT/tests/agents/opencode/build.sh" --package-sha256)"
+check "agent name, from initialize" "$(field .status.report.agent.name)" OpenCode
+check "agent version, from initialize" "$(field .status.report.agent.version)" "$("$ROOT/tests/agents/opencode/build.sh" --package-version)"
+check "session made by" "$(field .status.report.session.how)" New
+check "attempts" "$(field .status.attempt)" 1
+asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | grep -o '"state":"done"' | wc -l)
+check "the prompt went to the fake LLM, answered calls" "$( ((asked >= 3)) && echo 'at least 3' || echo "$asked")" 'at least 3'
+((failed == 0)) || die "$failed of the checks above failed"
+
+kubeconfig=${KUBECONFIG#"$ROOT/"}
+cat <<TEXT
+
+All checks passed. The cluster stays as it is. To look around:
+
+  export KUBECONFIG=$kubeconfig PATH=.cluster/bin:\$PATH
+  kubectl -n $namespace get subagents                      # everything of this kind
+  kubectl explain subagentrun.spec
+  kubectl -n $namespace apply -f examples/run-echo.yaml    # the smallest run
+  kubectl -n $namespace wait --for=condition=Finished subagentrun/echo
+  kubectl -n $namespace get subagentrun echo -o 'jsonpath={.status.result.text}{"\n"}'
+  make demo                                         # again, with another nonce
+
+To remove everything:
+
+TEXT
+if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
+  cat <<TEXT
+  kubectl delete namespace $namespace                      # runs first: their finalizers need the operator
+  helm -n subagents-system uninstall subagent-operator
+  kubectl delete crd subagentproviders.subagents.dev subagentruns.subagents.dev
+  kubectl delete namespace subagents-system
+TEXT
+else
+  printf '  make cluster-down\n'
+fi

@@ -1,0 +1,339 @@
+//! The ledger: the one snapshot of this attempt, which of its states are stored, and what may happen only after that.
+//!
+//! Pure: it is told what happened and when, and answers what to send. Its rule is contract c41: the session and "turn 1
+//! is starting" are *acknowledged*, so stored in the run's status, before the prompt leaves the worker. The permission
+//! to prompt is a value, [`PromptPermit`], that exists at most once per worker; the function that sends the prompt
+//! consumes it.
+
+use std::time::Instant;
+use subagent_link::{
+    ACTIVITY_INTERVAL, Final, ResultPayload, Session, Snapshot, TranscriptPayload, Turn, WorkerMessage,
+};
+
+/// The right to send the prompt of turn 1. Not copied and not made anywhere else, so a prompt cannot be sent twice.
+#[derive(Debug)]
+pub struct PromptPermit(());
+
+/// How far turn 1 has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TurnState {
+    /// Not recorded.
+    None,
+    /// Recorded in the snapshot with this number; to be acknowledged first.
+    Recorded(i64),
+    /// The permit was given away.
+    Permitted,
+    /// Cancelled or over: no permit any more.
+    Closed,
+}
+
+/// State of an attempt, as reported and as acknowledged.
+#[derive(Debug)]
+pub struct Ledger {
+    snapshot: Snapshot,
+    /// Number of the newest published snapshot, 0 before the first.
+    published: i64,
+    /// Highest acknowledged number.
+    acknowledged: i64,
+    turn: TurnState,
+    /// Something changed that is not worth a report of its own.
+    unreported: bool,
+    last_published: Option<Instant>,
+    result: Option<ResultPayload>,
+    transcript: Option<TranscriptPayload>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    pub fn new() -> Self {
+        Self {
+            snapshot: Snapshot::default(),
+            published: 0,
+            acknowledged: 0,
+            turn: TurnState::None,
+            unreported: false,
+            last_published: None,
+            result: None,
+            transcript: None,
+        }
+    }
+
+    /// Highest sequence number used so far, for the hello.
+    pub fn seq(&self) -> i64 {
+        self.published
+    }
+
+    /// The state as it would be reported now.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Notes the stage. Stages pass in milliseconds as a rule, so this alone sends nothing.
+    pub fn enter(&mut self, stage: &str) {
+        if self.snapshot.final_.is_none() {
+            stage.clone_into(&mut self.snapshot.stage);
+        }
+    }
+
+    /// Changes something that can wait: activity, usage, counts. It is reported with the next report, or alone once
+    /// [`flush_at`](Self::flush_at) is reached.
+    pub fn note(&mut self, change: impl FnOnce(&mut Snapshot)) {
+        if self.snapshot.final_.is_none() {
+            change(&mut self.snapshot);
+            self.unreported = true;
+        }
+    }
+
+    /// When what was [noted](Self::note) is to be reported, `None` when nothing is waiting. Before the first report
+    /// there is nothing to coalesce with: notes travel with that one.
+    pub fn flush_at(&self) -> Option<Instant> {
+        if self.unreported { Some(self.last_published? + ACTIVITY_INTERVAL) } else { None }
+    }
+
+    /// Publishes the current state as a new report, unless everything is over.
+    pub fn publish(&mut self, now: Instant) {
+        if self.snapshot.final_.is_none() {
+            self.advance(now);
+        }
+    }
+
+    /// Records the session and that turn 1 starts, and publishes it. Without effect once a turn was recorded.
+    pub fn record_turn(&mut self, session: Session, started_at: String, now: Instant) {
+        if self.turn != TurnState::None || self.snapshot.final_.is_some() {
+            return;
+        }
+        self.snapshot.session = Some(session);
+        self.snapshot.turn_count = 1;
+        self.snapshot.turns = vec![Turn { turn: 1, started_at, ..Turn::default() }];
+        self.advance(now);
+        self.turn = TurnState::Recorded(self.published);
+    }
+
+    /// The permission to send the prompt: once, and only after the record of the turn was acknowledged (c41).
+    pub fn permit(&mut self) -> Option<PromptPermit> {
+        match self.turn {
+            TurnState::Recorded(seq) if self.acknowledged >= seq => {
+                self.turn = TurnState::Permitted;
+                Some(PromptPermit(()))
+            }
+            _ => None,
+        }
+    }
+
+    /// No prompt any more: the attempt was cancelled or failed.
+    pub fn close(&mut self) {
+        self.turn = TurnState::Closed;
+    }
+
+    /// Records the end and publishes the final report. Without effect when there is one already: what was recorded
+    /// first stands (c27).
+    pub fn finish(
+        &mut self,
+        end: Final,
+        preview: Option<String>,
+        result: Option<ResultPayload>,
+        transcript: Option<TranscriptPayload>,
+        now: Instant,
+    ) {
+        if self.snapshot.final_.is_some() {
+            return;
+        }
+        if let Some(turn) = self.snapshot.turns.last_mut() {
+            turn.finished_at = Some(end.at.clone());
+            turn.stop_reason = Some(end.stop_reason.clone());
+            turn.preview = preview;
+        }
+        self.snapshot.final_ = Some(end);
+        self.result = result;
+        self.transcript = transcript;
+        self.turn = TurnState::Closed;
+        self.advance(now);
+    }
+
+    /// Notes an acknowledgement. One for a number that was never published is nobody's word and changes nothing: it
+    /// would acknowledge what is written later.
+    pub fn acknowledge(&mut self, seq: i64) {
+        if seq <= self.published {
+            self.acknowledged = self.acknowledged.max(seq);
+        }
+    }
+
+    /// The newest report if it is not acknowledged yet. Older ones are never sent again: this one holds them.
+    pub fn pending(&self) -> Option<WorkerMessage> {
+        (self.published > self.acknowledged).then(|| WorkerMessage::Report {
+            seq: self.published,
+            snapshot: Box::new(self.snapshot.clone()),
+            result: self.result.clone(),
+            transcript: self.transcript.clone(),
+        })
+    }
+
+    /// True once the final report is published and acknowledged.
+    pub fn is_settled(&self) -> bool {
+        self.snapshot.final_.is_some() && self.acknowledged >= self.published
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.published += 1;
+        self.unreported = false;
+        self.last_published = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+    use subagent_link::{Activity, SessionOrigin};
+
+    fn session() -> Session {
+        Session { id: "s".into(), how: SessionOrigin::New }
+    }
+
+    fn end(reason: &str) -> Final {
+        Final { stop_reason: reason.into(), reason: reason.into(), diagnostic: None, at: "t".into() }
+    }
+
+    fn recorded() -> Ledger {
+        let mut ledger = Ledger::new();
+        ledger.record_turn(session(), "t".into(), Instant::now());
+        ledger
+    }
+
+    #[test]
+    fn c41_no_permit_before_the_turn_is_acknowledged() {
+        let mut ledger = recorded();
+        assert!(ledger.permit().is_none());
+        ledger.acknowledge(0);
+        assert!(ledger.permit().is_none());
+        ledger.acknowledge(1);
+        assert!(ledger.permit().is_some());
+        assert!(ledger.permit().is_none(), "R1: one permit, one prompt");
+    }
+
+    #[test]
+    fn c41_a_later_report_acknowledges_the_turn_as_well() {
+        let mut ledger = recorded();
+        ledger.publish(Instant::now());
+        ledger.acknowledge(2);
+        assert!(ledger.permit().is_some());
+    }
+
+    #[test]
+    fn an_acknowledgement_of_the_future_counts_for_nothing() {
+        let mut ledger = Ledger::new();
+        ledger.acknowledge(7);
+        ledger.record_turn(session(), "t".into(), Instant::now());
+        assert!(ledger.permit().is_none());
+    }
+
+    #[test]
+    fn c27_what_is_recorded_first_stands() {
+        let mut ledger = recorded();
+        ledger.finish(end("Error"), None, None, None, Instant::now());
+        ledger.finish(end("Aborted"), None, None, None, Instant::now());
+        ledger.note(|snapshot| snapshot.idle = true);
+        ledger.publish(Instant::now());
+        assert_eq!(ledger.seq(), 2);
+        assert_eq!(ledger.snapshot().final_, Some(end("Error")));
+        assert!(!ledger.snapshot().idle);
+        assert!(!ledger.is_settled());
+        ledger.acknowledge(2);
+        assert!(ledger.is_settled() && ledger.pending().is_none());
+    }
+
+    #[test]
+    fn only_the_newest_snapshot_is_pending() {
+        let mut ledger = recorded();
+        ledger.enter("Prompt");
+        ledger.publish(Instant::now());
+        ledger.acknowledge(1);
+        let Some(WorkerMessage::Report { seq, snapshot, .. }) = ledger.pending() else { panic!("a report") };
+        assert_eq!((seq, snapshot.stage.as_str()), (2, "Prompt"));
+        ledger.acknowledge(2);
+        assert!(ledger.pending().is_none());
+    }
+
+    #[test]
+    fn activity_is_coalesced() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new();
+        ledger.note(|snapshot| snapshot.activity = Some(Activity { at: "t".into(), summary: "x".into() }));
+        assert_eq!(ledger.flush_at(), None, "it travels with the first report");
+        ledger.record_turn(session(), "t".into(), start);
+        assert_eq!(ledger.flush_at(), None, "nothing is waiting");
+        ledger.note(|snapshot| snapshot.idle = false);
+        assert_eq!(ledger.flush_at(), Some(start + Duration::from_secs(60)));
+        ledger.publish(start + Duration::from_secs(60));
+        assert_eq!(ledger.flush_at(), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Record,
+        Publish,
+        Note,
+        Ack(i64),
+        Permit,
+        Close,
+        Finish,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            Just(Step::Record),
+            Just(Step::Publish),
+            Just(Step::Note),
+            (-1_i64..8).prop_map(Step::Ack),
+            Just(Step::Permit),
+            Just(Step::Permit),
+            Just(Step::Close),
+            Just(Step::Finish),
+        ]
+    }
+
+    proptest! {
+        /// R1, c41: whatever order of reports, acknowledgements, repeats and cancels, at most one prompt leaves, only
+        /// after a stored report named its turn, and never after the end.
+        #[test]
+        fn at_most_one_prompt_and_only_after_its_record_is_stored(steps in prop::collection::vec(step(), 0..40)) {
+            let now = Instant::now();
+            let mut ledger = Ledger::new();
+            // The gateway's view, kept apart from the ledger: the snapshots sent, and the newest one it stored.
+            let mut sent: Vec<(i64, Snapshot)> = Vec::new();
+            let mut stored = Snapshot::default();
+            let (mut prompts, mut over) = (0, false);
+            for step in steps {
+                match step {
+                    Step::Record => ledger.record_turn(session(), "t".into(), now),
+                    Step::Publish => ledger.publish(now),
+                    Step::Note => ledger.note(|snapshot| snapshot.idle = !snapshot.idle),
+                    Step::Ack(seq) => {
+                        if let Some((_, snapshot)) = sent.iter().find(|(number, _)| *number == seq) {
+                            stored = snapshot.clone();
+                        }
+                        ledger.acknowledge(seq);
+                    }
+                    Step::Permit => {
+                        if ledger.permit().is_some() {
+                            prompts += 1;
+                            prop_assert!(!over);
+                            prop_assert_eq!(stored.turn_count, 1);
+                            prop_assert!(stored.session.is_some());
+                        }
+                    }
+                    Step::Close => { ledger.close(); over = true; }
+                    Step::Finish => { ledger.finish(end("Error"), None, None, None, now); over = true; }
+                }
+                if let Some(WorkerMessage::Report { seq, snapshot, .. }) = ledger.pending() {
+                    if sent.last().is_none_or(|(last, _)| *last < seq) {
+                        sent.push((seq, *snapshot));
+                    }
+                }
+                prop_assert!(sent.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            }
+            prop_assert!(prompts <= 1);
+        }
+    }
+}

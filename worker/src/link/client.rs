@@ -1,0 +1,190 @@
+//! Keeps a connection to the gateway for as long as the worker wants one.
+
+use super::{
+    backoff::Backoff,
+    connection::{Ended, Heard, dial, serve},
+};
+use crate::{config::Settings, ledger::Ledger};
+use std::sync::Arc;
+use subagent_link::{Assignment, GatewayMessage, RefusalReason, encode};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::sleep,
+};
+
+/// Messages of the gateway that wait for the worker. They are few and small; beyond this the connection waits.
+const QUEUE: usize = 16;
+
+/// What the link tells the worker.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// What to do.
+    Assignment(Box<Assignment>),
+    /// Reports up to this one are stored.
+    Acknowledged(i64),
+    /// Stop the turn.
+    Cancel,
+    /// No further work comes.
+    Close,
+    /// The gateway will not serve this worker again.
+    Refused(RefusalReason),
+    /// The gateway took the hello.
+    Connected,
+    /// No connection, and why, for a person. Told once per cause.
+    Trouble(String),
+}
+
+/// What waits to be sent.
+#[derive(Clone, Debug, Default)]
+pub struct Outbox {
+    /// Highest number used, for the hello.
+    pub seq: i64,
+    /// The newest report as a frame, until it is acknowledged.
+    pub report: Option<(i64, Arc<str>)>,
+}
+
+/// The worker's handle on the link. Dropping it ends the connection.
+#[derive(Debug)]
+pub struct Link {
+    events: mpsc::Receiver<LinkEvent>,
+    outbox: watch::Sender<Outbox>,
+    task: JoinHandle<()>,
+}
+
+impl Link {
+    /// Starts to connect.
+    pub fn start(settings: Settings) -> Self {
+        let (outbox, outgoing) = watch::channel(Outbox::default());
+        let (told, events) = mpsc::channel(QUEUE);
+        let task = tokio::spawn(keep_connected(settings, outgoing, told));
+        Self { events, outbox, task }
+    }
+
+    /// The next event. Safe to cancel.
+    pub async fn next(&mut self) -> LinkEvent {
+        match self.events.recv().await {
+            Some(event) => event,
+            // The task has told its last; nothing more comes.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Puts the ledger's newest unacknowledged report into the outbox, in place of what was there.
+    pub fn post(&self, ledger: &Ledger) {
+        let (known, waiting) = {
+            let outbox = self.outbox.borrow();
+            (outbox.seq, outbox.report.is_some())
+        };
+        let pending = ledger.pending();
+        if known == ledger.seq() && waiting == pending.is_some() {
+            return;
+        }
+        let report = pending.and_then(|report| match encode(&report) {
+            Ok(frame) => Some((ledger.seq(), Arc::from(frame))),
+            // Every part of a report is bounded so that this cannot be; a test holds the bounds together.
+            Err(error) => {
+                tracing::error!(%error, "a report does not fit the link");
+                None
+            }
+        });
+        self.outbox.send_replace(Outbox { seq: ledger.seq(), report });
+    }
+
+    /// Ends the connection in good order.
+    pub async fn close(mut self) {
+        drop(self.outbox);
+        // The task may be about to tell something; it ends once that is taken and the socket is closed.
+        while self.events.recv().await.is_some() {}
+        let _ = self.task.await;
+    }
+}
+
+async fn keep_connected(settings: Settings, mut outbox: watch::Receiver<Outbox>, told: mpsc::Sender<LinkEvent>) {
+    let mut backoff = Backoff::new();
+    let mut last_trouble = String::new();
+    loop {
+        let trouble = match one_connection(&settings, &mut outbox, &told, &mut backoff, &mut last_trouble).await {
+            Ok(Next::Stop) => return,
+            Ok(Next::Retry(trouble)) => trouble,
+            Err(error) => format!("{error:#}"),
+        };
+        tracing::info!(trouble, "no connection to the gateway");
+        if trouble != last_trouble {
+            last_trouble.clone_from(&trouble);
+            if told.send(LinkEvent::Trouble(trouble)).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            () = sleep(backoff.wait(rand::random())) => {}
+            () = dropped(outbox.clone()) => return,
+        }
+    }
+}
+
+/// Resolves once the worker has dropped its handle.
+async fn dropped(mut outbox: watch::Receiver<Outbox>) {
+    while outbox.changed().await.is_ok() {}
+}
+
+enum Next {
+    Stop,
+    Retry(String),
+}
+
+async fn one_connection(
+    settings: &Settings,
+    outbox: &mut watch::Receiver<Outbox>,
+    told: &mpsc::Sender<LinkEvent>,
+    backoff: &mut Backoff,
+    last_trouble: &mut String,
+) -> anyhow::Result<Next> {
+    let socket = tokio::select! {
+        socket = dial(settings) => socket?,
+        () = dropped(outbox.clone()) => return Ok(Next::Stop),
+    };
+    let (heard, mut messages) = mpsc::channel(1);
+    let mut refusal: Option<(RefusalReason, bool)> = None;
+    let forward = async {
+        while let Some(message) = messages.recv().await {
+            let event = match message {
+                Heard::Welcome => {
+                    backoff.reset();
+                    last_trouble.clear();
+                    LinkEvent::Connected
+                }
+                Heard::Message(GatewayMessage::Assignment(assignment)) => LinkEvent::Assignment(assignment),
+                Heard::Message(GatewayMessage::Ack { seq }) => LinkEvent::Acknowledged(seq),
+                Heard::Message(GatewayMessage::Cancel) => LinkEvent::Cancel,
+                Heard::Message(GatewayMessage::Close) => LinkEvent::Close,
+                Heard::Message(GatewayMessage::Refused { reason, retry, message }) => {
+                    tracing::warn!(?reason, retry, message, "the gateway refused");
+                    refusal = Some((reason, retry));
+                    continue;
+                }
+                Heard::Message(GatewayMessage::Welcome { .. }) => continue,
+            };
+            if told.send(event).await.is_err() {
+                return;
+            }
+        }
+    };
+    let serving = async {
+        let ended = serve(socket, settings, outbox, &heard).await;
+        drop(heard);
+        ended
+    };
+    let (ended, ()) = tokio::join!(serving, forward);
+    match (ended?, refusal) {
+        (Ended::Done, _) => Ok(Next::Stop),
+        (Ended::Refused, Some((reason, false))) => {
+            let _ = told.send(LinkEvent::Refused(reason)).await;
+            Ok(Next::Stop)
+        }
+        (Ended::Refused, refusal) => {
+            let reason = refusal.map_or(RefusalReason::Unknown, |(reason, _)| reason);
+            Ok(Next::Retry(format!("the gateway answered {reason:?}, to be tried again")))
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! How an attempt ended, and what that means: stop reason, reason and diagnostic (contract c25-c30).
+//!
+//! Pure. A diagnostic is built from typed facts alone (stage, category, exit code, signal, error code, HTTP status,
+//! sizes): there is no way for text of the agent, of the prompt or of stderr to get into it.
+
+use crate::{output::floor, process::Exit};
+use std::fmt::{self, Display, Write as _};
+use subagent_link::MAX_DIAGNOSTIC_BYTES;
+
+/// Where an attempt is. The names are those of the snapshot's `stage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Waiting for the gateway and its assignment.
+    Connecting,
+    /// Starting the agent's process.
+    Spawning,
+    /// `initialize` is unanswered.
+    Initialize,
+    /// `authenticate` is unanswered.
+    Authenticate,
+    /// `session/new` is unanswered.
+    SessionNew,
+    /// The session's mode is being set.
+    SessionMode,
+    /// The turn's record is being stored, or the turn runs.
+    Prompt,
+    /// The agent is being stopped.
+    Stopping,
+}
+
+impl Stage {
+    /// The stage's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "Connecting",
+            Self::Spawning => "Spawning",
+            Self::Initialize => "Initialize",
+            Self::Authenticate => "Authenticate",
+            Self::SessionNew => "SessionNew",
+            Self::SessionMode => "SessionMode",
+            Self::Prompt => "Prompt",
+            Self::Stopping => "Stopping",
+        }
+    }
+}
+
+/// Why a working directory cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CwdFault {
+    /// Not an absolute path.
+    Relative,
+    /// Nothing is there.
+    Missing,
+    /// Not a folder.
+    NotAFolder,
+    /// The container's user may not enter it.
+    NotEnterable,
+}
+
+/// Why the agent's process did not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartFault {
+    /// The working directory.
+    Cwd(CwdFault),
+    /// The command is not on PATH, or no such file.
+    CommandNotFound,
+    /// The file is there, but not executable by the container's user.
+    CommandNotExecutable,
+    /// The system refused; its error number.
+    Spawn(i32),
+    /// The mounted prompt cannot be read or is not UTF-8.
+    PromptFile,
+}
+
+/// What was wrong with an answer during the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadReply {
+    /// Not what the protocol says.
+    Malformed,
+    /// `session/new` without a usable session id.
+    NoSessionId,
+    /// The wanted mode is not among those the agent offers.
+    ModeNotOffered,
+    /// A JSON-RPC error.
+    Error(RpcFault),
+}
+
+/// A JSON-RPC error, reduced to its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RpcFault {
+    /// The error's code.
+    pub code: i64,
+    /// An HTTP status in the error's data, as adapters of model APIs put there.
+    pub http_status: Option<u16>,
+}
+
+/// How the protocol breaks down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolFault {
+    /// A line over the limit in bytes (pitfall T4).
+    FrameTooLong(usize),
+    /// `session/prompt` was answered with an error.
+    PromptError(RpcFault),
+    /// `session/prompt` was answered without a stop reason.
+    PromptMalformed,
+    /// The agent does not read what it is sent.
+    NotReading,
+}
+
+/// A stop reason of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolStop {
+    /// `end_turn`
+    EndTurn,
+    /// `max_tokens`
+    MaxTokens,
+    /// `max_turn_requests`
+    MaxTurnRequests,
+    /// `refusal`
+    Refusal,
+    /// `cancelled`
+    Cancelled,
+    /// Anything else.
+    Unknown,
+}
+
+/// Who stopped an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    /// The gateway said cancel.
+    Cancel,
+    /// Process 1 got SIGTERM: the pod is being deleted (c49).
+    Terminated,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The turn's response was read.
+    Answered(ProtocolStop),
+    /// Stopped before that.
+    Stopped {
+        /// By whom.
+        cause: StopCause,
+        /// When.
+        stage: Stage,
+        /// Whether the prompt had been sent.
+        prompted: bool,
+    },
+    /// The process did not start.
+    NotStarted(StartFault),
+    /// The agent ended before there was a session; `None` when it only closed its output.
+    EndedEarly(Stage, Option<Exit>),
+    /// An answer of the handshake was no use.
+    BadReply(Stage, BadReply),
+    /// The agent speaks only this other protocol version.
+    Version(i64),
+    /// The agent wants to be authenticated.
+    AuthRequired(Stage),
+    /// The prompt holds a kind of content the agent does not take.
+    ImagesNotTaken,
+    /// The agent ended with a session; `None` when it only closed its output.
+    Crashed(Option<Exit>),
+    /// The protocol broke down.
+    Protocol(Stage, ProtocolFault),
+    /// The turn ended well, the result does not fit.
+    ResultTooLarge {
+        /// Size in bytes.
+        size: u64,
+        /// Limit in bytes.
+        limit: usize,
+    },
+}
+
+/// Facts beside the end itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Turns recorded in the ledger.
+    pub accounted_turns: i64,
+    /// Lines on the agent's stdout that were no frames.
+    pub skipped_lines: u64,
+    /// Updates for another session.
+    pub foreign_updates: u64,
+    /// Size of a partial output that was too large to keep.
+    pub dropped_output: Option<u64>,
+}
+
+/// The end in the API's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    /// Stop reason.
+    pub stop_reason: &'static str,
+    /// Reason of the failure taxonomy.
+    pub reason: &'static str,
+    /// Facts for a person; absent when the turn completed.
+    pub diagnostic: Option<String>,
+}
+
+/// Translates an end.
+pub fn settle(end: &End, circumstances: &Circumstances) -> Settlement {
+    let (stop_reason, reason) = words(end, circumstances);
+    let diagnostic = (stop_reason != "Completed").then(|| bounded(diagnostic(end, circumstances)));
+    Settlement { stop_reason, reason, diagnostic }
+}
+
+fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static str) {
+    match end {
+        // c29: completed without an accounted turn contradicts itself.
+        End::Answered(ProtocolStop::EndTurn) if circumstances.accounted_turns < 1 => ("Error", "AgentProtocolError"),
+        End::Answered(ProtocolStop::EndTurn) => ("Completed", "Completed"),
+        End::Answered(ProtocolStop::MaxTokens) => ("MaxTokens", "MaxTokens"),
+        End::Answered(ProtocolStop::MaxTurnRequests) => ("Error", "TurnLimit"),
+        End::Answered(ProtocolStop::Refusal) => ("Refusal", "AgentRefused"),
+        End::Answered(ProtocolStop::Cancelled) => ("Aborted", "Cancelled"),
+        End::Answered(ProtocolStop::Unknown) => ("Error", "AgentProtocolError"),
+        End::Stopped { cause: StopCause::Cancel, .. } => ("Aborted", "Cancelled"),
+        End::Stopped { cause: StopCause::Terminated, .. } => ("Aborted", "PodDeleted"),
+        End::NotStarted(_) => ("Error", "AgentStartFailed"),
+        End::EndedEarly(..) | End::BadReply(..) | End::Version(_) => ("Error", "AgentHandshakeFailed"),
+        End::AuthRequired(_) => ("Error", "AgentAuthRequired"),
+        End::ImagesNotTaken => ("Error", "UnsupportedCapability"),
+        End::Crashed(_) => ("Error", "AgentCrashed"),
+        End::Protocol(..) => ("Error", "AgentProtocolError"),
+        End::ResultTooLarge { .. } => ("Error", "ResultTooLarge"),
+    }
+}
+
+fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
+    let mut text = match end {
+        End::Answered(ProtocolStop::EndTurn) => "the turn ended, but no turn was recorded".to_owned(),
+        End::Answered(ProtocolStop::MaxTokens) => "the model reached its token limit".to_owned(),
+        End::Answered(ProtocolStop::MaxTurnRequests) => {
+            "the agent reached its limit of model requests in one turn".to_owned()
+        }
+        End::Answered(ProtocolStop::Refusal) => "the agent refused to go on".to_owned(),
+        End::Answered(ProtocolStop::Cancelled) => {
+            "the agent ended the turn as cancelled without being asked".to_owned()
+        }
+        End::Answered(ProtocolStop::Unknown) => {
+            "the agent ended the turn with a stop reason that protocol version 1 does not have".to_owned()
+        }
+        End::Stopped { cause, stage, prompted } => {
+            let cause = match cause {
+                StopCause::Cancel => "cancelled",
+                StopCause::Terminated => "stopped by SIGTERM, the pod is being deleted,",
+            };
+            let prompted = if *prompted { "after the prompt was sent" } else { "no prompt was sent" };
+            format!("{cause} in stage {}; {prompted}", stage.name())
+        }
+        End::NotStarted(fault) => start_fault(*fault),
+        End::EndedEarly(stage, exit) => format!("in stage {}, {}", stage.name(), Ended(*exit)),
+        End::BadReply(stage, reply) => format!("in stage {}, {}", stage.name(), bad_reply(*reply)),
+        End::Version(version) => format!("the agent speaks protocol version {version}, this worker version 1"),
+        End::AuthRequired(stage) => {
+            format!(
+                "in stage {}, the agent asked to be authenticated; give it credentials or an authMethod",
+                stage.name()
+            )
+        }
+        End::ImagesNotTaken => "the prompt holds an image, which the agent does not take".to_owned(),
+        End::Crashed(exit) => format!("during the turn, {}", Ended(*exit)),
+        End::Protocol(stage, fault) => format!("in stage {}, {}", stage.name(), protocol_fault(*fault)),
+        End::ResultTooLarge { size, limit } => {
+            format!("the result has {size} bytes, the limit is {limit}; it is in the transcript as far as that reaches")
+        }
+    };
+    if circumstances.skipped_lines > 0 {
+        let _ = write!(text, "; lines on stdout that were no frames: {}", circumstances.skipped_lines);
+    }
+    if circumstances.foreign_updates > 0 {
+        let _ = write!(text, "; updates for another session: {}", circumstances.foreign_updates);
+    }
+    if let Some(size) = circumstances.dropped_output {
+        let _ = write!(text, "; the partial output of {size} bytes is over the limit and only in the transcript");
+    }
+    text
+}
+
+fn start_fault(fault: StartFault) -> String {
+    match fault {
+        StartFault::Cwd(CwdFault::Relative) => "the working directory is not an absolute path".to_owned(),
+        StartFault::Cwd(CwdFault::Missing) => "the working directory does not exist".to_owned(),
+        StartFault::Cwd(CwdFault::NotAFolder) => "the working directory is not a folder".to_owned(),
+        StartFault::Cwd(CwdFault::NotEnterable) => {
+            "the container's user may not enter the working directory".to_owned()
+        }
+        StartFault::CommandNotFound => "the command was not found in the container".to_owned(),
+        StartFault::CommandNotExecutable => "the command is not executable by the container's user".to_owned(),
+        StartFault::Spawn(number) => format!("the system refused to start the command, error number {number}"),
+        StartFault::PromptFile => "the mounted prompt cannot be read as UTF-8 text".to_owned(),
+    }
+}
+
+fn bad_reply(reply: BadReply) -> String {
+    match reply {
+        BadReply::Malformed => "the agent's answer is not what the protocol says".to_owned(),
+        BadReply::NoSessionId => "the agent's answer holds no session id of 1 to 256 bytes".to_owned(),
+        BadReply::ModeNotOffered => "the agent does not offer the session mode the provider asks for".to_owned(),
+        BadReply::Error(fault) => format!("the agent answered with {fault}"),
+    }
+}
+
+fn protocol_fault(fault: ProtocolFault) -> String {
+    match fault {
+        ProtocolFault::FrameTooLong(limit) => format!("the agent wrote a line of more than {limit} bytes"),
+        ProtocolFault::PromptError(fault) => format!("the agent answered the prompt with {fault}"),
+        ProtocolFault::PromptMalformed => "the agent answered the prompt without a stop reason".to_owned(),
+        ProtocolFault::NotReading => "the agent does not read its stdin".to_owned(),
+    }
+}
+
+impl Display for RpcFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JSON-RPC error {}", self.code)?;
+        self.http_status.map_or(Ok(()), |status| write!(f, " (HTTP status {status})"))
+    }
+}
+
+/// How the agent's process ended, as a clause.
+struct Ended(Option<Exit>);
+
+impl Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => write!(f, "the agent closed its output"),
+            Some(Exit::Code(code)) => write!(f, "the agent ended with exit code {code}"),
+            // The kernel's out-of-memory killer leaves no other trace in this container than this signal.
+            Some(Exit::Signal(9)) => {
+                write!(f, "the agent was ended by signal 9 (SIGKILL), which is how running out of memory looks")
+            }
+            Some(Exit::Signal(signal)) => write!(f, "the agent was ended by signal {signal}"),
+        }
+    }
+}
+
+/// Cuts to the API's bound, on a character boundary, with a mark (c30).
+fn bounded(mut text: String) -> String {
+    const MARK: &str = " [cut]";
+    if text.len() > MAX_DIAGNOSTIC_BYTES {
+        text.truncate(floor(&text, MAX_DIAGNOSTIC_BYTES - MARK.len()));
+        text.push_str(MARK);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const ONE_TURN: Circumstances =
+        Circumstances { accounted_turns: 1, skipped_lines: 0, foreign_updates: 0, dropped_output: None };
+
+    #[rstest]
+    #[case(End::Answered(ProtocolStop::EndTurn), "Completed", "Completed")]
+    #[case(End::Answered(ProtocolStop::MaxTokens), "MaxTokens", "MaxTokens")]
+    #[case(End::Answered(ProtocolStop::MaxTurnRequests), "Error", "TurnLimit")]
+    #[case(End::Answered(ProtocolStop::Refusal), "Refusal", "AgentRefused")]
+    #[case(End::Answered(ProtocolStop::Cancelled), "Aborted", "Cancelled")]
+    #[case(End::Answered(ProtocolStop::Unknown), "Error", "AgentProtocolError")]
+    #[case(End::Stopped { cause: StopCause::Cancel, stage: Stage::Prompt, prompted: true }, "Aborted", "Cancelled")]
+    #[case(End::Stopped { cause: StopCause::Terminated, stage: Stage::Prompt, prompted: true }, "Aborted", "PodDeleted")]
+    #[case(End::NotStarted(StartFault::CommandNotFound), "Error", "AgentStartFailed")]
+    #[case(End::EndedEarly(Stage::Initialize, Some(Exit::Code(0))), "Error", "AgentHandshakeFailed")]
+    #[case(End::BadReply(Stage::SessionNew, BadReply::NoSessionId), "Error", "AgentHandshakeFailed")]
+    #[case(End::Version(2), "Error", "AgentHandshakeFailed")]
+    #[case(End::AuthRequired(Stage::SessionNew), "Error", "AgentAuthRequired")]
+    #[case(End::Crashed(Some(Exit::Code(0))), "Error", "AgentCrashed")]
+    #[case(End::Protocol(Stage::Prompt, ProtocolFault::FrameTooLong(1)), "Error", "AgentProtocolError")]
+    #[case(End::ResultTooLarge { size: 2, limit: 1 }, "Error", "ResultTooLarge")]
+    fn c25_c26_stop_reason_and_reason(#[case] end: End, #[case] stop_reason: &str, #[case] reason: &str) {
+        let settlement = settle(&end, &ONE_TURN);
+        assert_eq!((settlement.stop_reason, settlement.reason), (stop_reason, reason));
+        // c30: a diagnostic on everything but a completed turn.
+        assert_eq!(settlement.diagnostic.is_none(), stop_reason == "Completed");
+    }
+
+    #[test]
+    fn c29_completed_without_a_turn_is_an_error() {
+        let settlement = settle(&End::Answered(ProtocolStop::EndTurn), &Circumstances::default());
+        assert_eq!((settlement.stop_reason, settlement.diagnostic.is_some()), ("Error", true));
+    }
+
+    #[rstest]
+    #[case(
+        End::Crashed(Some(Exit::Signal(9))),
+        "during the turn, the agent was ended by signal 9 (SIGKILL), which is how running out of memory looks"
+    )]
+    #[case(
+        End::EndedEarly(Stage::Initialize, Some(Exit::Code(3))),
+        "in stage Initialize, the agent ended with exit code 3"
+    )]
+    #[case(
+        End::Protocol(Stage::Prompt, ProtocolFault::PromptError(RpcFault { code: -32603, http_status: Some(529) })),
+        "in stage Prompt, the agent answered the prompt with JSON-RPC error -32603 (HTTP status 529)"
+    )]
+    #[case(
+        End::Stopped { cause: StopCause::Cancel, stage: Stage::Initialize, prompted: false },
+        "cancelled in stage Initialize; no prompt was sent"
+    )]
+    fn c30_diagnostics_are_facts(#[case] end: End, #[case] text: &str) {
+        assert_eq!(settle(&end, &ONE_TURN).diagnostic.as_deref(), Some(text));
+    }
+
+    #[test]
+    fn c30_circumstances_are_told() {
+        let told = Circumstances { skipped_lines: 5, foreign_updates: 2, dropped_output: Some(9), ..ONE_TURN };
+        let text = settle(&End::Version(7), &told).diagnostic.unwrap();
+        assert!(
+            text.contains("no frames: 5") && text.contains("another session: 2") && text.contains("9 bytes"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn c30_a_long_diagnostic_is_cut_on_a_character_with_a_mark() {
+        let text = bounded("é".repeat(4000));
+        assert!(text.len() <= MAX_DIAGNOSTIC_BYTES && text.ends_with("é [cut]"), "{}", text.len());
+        assert_eq!(bounded("short".into()), "short");
+    }
+}

@@ -1,0 +1,267 @@
+//! An attempt: what is known, and the one loop that everything comes through.
+
+use super::agent::{AgentEvent, RunningAgent};
+use crate::{
+    config::Settings,
+    ledger::Ledger,
+    link::{Link, LinkEvent},
+    outcome::{Circumstances, End, Stage, StopCause},
+    output::Output,
+    process::Reaper,
+    transcript::{Speaker, Transcript},
+};
+use anyhow::Context;
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+use subagent_link::{Assignment, MAX_INLINE_RESULT_BYTES, PermissionMode, RefusalReason, StopGraces};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, sleep_until},
+};
+
+/// A stage before the turn that takes longer than this is reported, so that a deadline can name it. Agents take up to
+/// five seconds for `initialize` and `session/new`, and a report costs a write to the API.
+const SLOW_STAGE: Duration = Duration::from_secs(5);
+
+/// Why the work does not go on.
+#[derive(Debug)]
+pub enum Halt {
+    /// The attempt is over, like this.
+    End(End),
+    /// The gateway refused this worker for good: nothing it says will be heard.
+    Refused,
+}
+
+/// What [`Attempt::next`] came back with.
+#[derive(Debug)]
+pub enum Wake {
+    /// The agent did something.
+    Agent(AgentEvent),
+    /// The gateway or a signal changed what is known.
+    News,
+    /// The time given is over.
+    Deadline,
+}
+
+/// One attempt.
+#[derive(Debug)]
+pub struct Attempt {
+    pub(super) settings: Settings,
+    pub(super) transcript: Transcript,
+    pub(super) ledger: Ledger,
+    pub(super) link: Link,
+    pub(super) reaper: Reaper,
+    pub(super) agent: Option<RunningAgent>,
+    /// Came and was not taken yet.
+    pub(super) assignment: Option<Box<Assignment>>,
+    has_assignment: bool,
+    pub(super) permission: PermissionMode,
+    pub(super) stop_graces: StopGraces,
+    terminate: Signal,
+    interrupt: Signal,
+    /// Somebody wants the attempt to end.
+    pub(super) stop: Option<StopCause>,
+    /// When SIGTERM came, if it did.
+    pub(super) terminated_at: Option<Instant>,
+    refused: Option<RefusalReason>,
+    stage: Stage,
+    /// When a slow stage is to be reported; `None` once it was.
+    slow_at: Option<Instant>,
+    pub(super) output: Output,
+    /// Number of the prompt's request, while its response is awaited.
+    pub(super) open_prompt: Option<u64>,
+    /// The agent's session.
+    pub(super) session_id: Option<String>,
+    pub(super) circumstances: Circumstances,
+    /// Titles of tool calls, for updates that carry only the id.
+    pub(super) tools: HashMap<String, super::narrate::Told>,
+}
+
+impl Attempt {
+    /// Begins: handlers, transcript, link.
+    ///
+    /// # Errors
+    /// When a signal handler cannot be installed.
+    pub fn begin(settings: Settings) -> anyhow::Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("handling SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("handling SIGINT")?;
+        let reaper = Reaper::start().context("handling SIGCHLD")?;
+        let transcript = Transcript::on_stdout();
+        let worker = &settings.worker;
+        transcript.line(
+            Speaker::Worker,
+            &format!(
+                "run {}/{}, attempt {}, connecting to {}",
+                worker.namespace, worker.run, worker.attempt, worker.gateway
+            ),
+        );
+        Ok(Self {
+            link: Link::start(settings.clone()),
+            transcript,
+            ledger: Ledger::new(),
+            reaper,
+            agent: None,
+            assignment: None,
+            has_assignment: false,
+            permission: PermissionMode::default(),
+            stop_graces: settings.worker.stop,
+            terminate,
+            interrupt,
+            stop: None,
+            terminated_at: None,
+            refused: None,
+            stage: Stage::Connecting,
+            slow_at: None,
+            output: Output::new(MAX_INLINE_RESULT_BYTES),
+            open_prompt: None,
+            session_id: None,
+            circumstances: Circumstances::default(),
+            tools: HashMap::new(),
+            settings,
+        })
+    }
+
+    /// Bounds the result. Larger ones than fit the status would have to be stored elsewhere first; until that exists
+    /// they fail, whatever the run would allow (pitfall T3).
+    pub fn limit_result(&mut self, max_result_bytes: i64) {
+        let limit = usize::try_from(max_result_bytes).unwrap_or(0).min(MAX_INLINE_RESULT_BYTES);
+        self.output = Output::new(limit);
+    }
+
+    /// Enters a stage.
+    pub fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.ledger.enter(stage.name());
+        self.slow_at = match stage {
+            Stage::Connecting | Stage::Prompt | Stage::Stopping => None,
+            _ => Some(Instant::now() + SLOW_STAGE),
+        };
+    }
+
+    /// The stage.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Starts the agent.
+    ///
+    /// # Errors
+    /// [`End::NotStarted`].
+    pub fn start_agent(&mut self, argv: &[OsString]) -> Result<(), Halt> {
+        let words: Vec<_> = argv.iter().map(|word| word.to_string_lossy()).collect();
+        self.say(&format!("starting {} in {}", words.join(" "), self.settings.worker.cwd));
+        let cwd = Path::new(&self.settings.worker.cwd);
+        let agent = RunningAgent::start(argv, cwd, &self.settings.home_dir, &self.reaper, &self.transcript)
+            .map_err(|fault| Halt::End(End::NotStarted(fault)))?;
+        self.agent = Some(agent);
+        Ok(())
+    }
+
+    /// A line of the worker's own in the transcript.
+    pub fn say(&self, text: &str) {
+        self.transcript.line(Speaker::Worker, text);
+    }
+
+    /// Whether the work goes on: not when somebody wants it to end.
+    ///
+    /// # Errors
+    /// [`Halt`] when it does not.
+    pub fn go_on(&self, stage: Stage, prompted: bool) -> Result<(), Halt> {
+        if self.refused.is_some() {
+            return Err(Halt::Refused);
+        }
+        match self.stop {
+            Some(cause) => Err(Halt::End(End::Stopped { cause, stage, prompted })),
+            None => Ok(()),
+        }
+    }
+
+    /// True when the gateway refused for good.
+    pub fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Waits for the next thing that happens, at most until `deadline`. Reports what is due on the way.
+    pub async fn next(&mut self, deadline: Option<Instant>) -> Wake {
+        loop {
+            self.link.post(&self.ledger);
+            let flush_at = self.ledger.flush_at().map(Instant::from_std);
+            let (never, slow_at) = (Instant::now() + Duration::from_secs(86_400), self.slow_at);
+            let agent = &mut self.agent;
+            tokio::select! {
+                // In this order: a cancel and a SIGTERM are few and must not wait behind an agent that talks without
+                // pause.
+                biased;
+                event = self.link.next() => return self.hear(event),
+                _ = self.terminate.recv() => return self.terminate(),
+                _ = self.interrupt.recv() => return self.terminate(),
+                () = sleep_until(deadline.unwrap_or(never)), if deadline.is_some() => return Wake::Deadline,
+                () = sleep_until(flush_at.unwrap_or(never)), if flush_at.is_some() => self.ledger.publish(now()),
+                () = sleep_until(slow_at.unwrap_or(never)), if slow_at.is_some() => {
+                    self.slow_at = None;
+                    self.say(&format!("still in stage {}", self.stage.name()));
+                    self.ledger.publish(now());
+                }
+                event = next_of(agent) => return Wake::Agent(event),
+            }
+        }
+    }
+
+    fn terminate(&mut self) -> Wake {
+        if self.terminated_at.is_none() {
+            self.say("SIGTERM: the pod is being deleted");
+            self.terminated_at = Some(Instant::now());
+            self.stop.get_or_insert(StopCause::Terminated);
+        }
+        Wake::News
+    }
+
+    fn hear(&mut self, event: LinkEvent) -> Wake {
+        match event {
+            LinkEvent::Connected => self.say("connected to the gateway"),
+            LinkEvent::Trouble(trouble) => self.say(&format!("no connection to the gateway: {trouble}")),
+            // A worker that has one keeps it: it may have begun already.
+            LinkEvent::Assignment(assignment) if !self.has_assignment => {
+                self.has_assignment = true;
+                self.assignment = Some(assignment);
+            }
+            LinkEvent::Assignment(_) => {}
+            LinkEvent::Acknowledged(seq) => self.ledger.acknowledge(seq),
+            LinkEvent::Cancel => {
+                // Said again at every connection. A cancel that comes after SIGTERM is the better reason.
+                if self.stop != Some(StopCause::Cancel) {
+                    self.say("cancelled");
+                    self.stop = Some(StopCause::Cancel);
+                }
+            }
+            // One prompt is all the work of a one-shot run; it ends by itself.
+            LinkEvent::Close => {}
+            LinkEvent::Refused(reason) => {
+                self.say(&format!("the gateway refused this worker: {reason:?}"));
+                self.refused = Some(reason);
+            }
+        }
+        Wake::News
+    }
+}
+
+async fn next_of(agent: &mut Option<RunningAgent>) -> AgentEvent {
+    match agent {
+        Some(agent) => agent.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The time for the ledger.
+pub fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+/// The time as the API writes it.
+pub fn timestamp() -> String {
+    crate::clock::rfc3339(SystemTime::now())
+}

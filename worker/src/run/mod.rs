@@ -1,0 +1,91 @@
+//! The story of an attempt: connect, get the assignment, start the agent, shake hands, record the turn, prompt, report,
+//! stop.
+//!
+//! One task, one loop ([`Attempt::next`]): whatever the gateway, the agent, a signal or the clock says is handled one at
+//! a time, so which of a cancel and a response came first has one answer (contract c27).
+
+mod agent;
+mod attempt;
+mod handshake;
+mod narrate;
+mod stop;
+mod turn;
+
+use crate::{
+    config::Settings,
+    outcome::{End, Stage, StartFault},
+    process,
+    prompt::LoadedPrompt,
+};
+use anyhow::Context;
+use attempt::{Attempt, Halt, Wake};
+use std::{ffi::OsString, process::ExitCode};
+use subagent_link::Assignment;
+
+/// Runs the attempt this pod was made for; `argv` is the agent's command line.
+///
+/// # Errors
+/// When the worker cannot even begin: no configuration, no signal handlers.
+pub fn run(argv: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    let settings = Settings::load()?;
+    process::prepare().context("preparing the process")?;
+    // One thread: there is little to do, and nothing else then waits for children or sets environment variables.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let code = runtime.block_on(async {
+        let attempt = Attempt::begin(settings)?;
+        Ok(live(attempt, &argv).await)
+    });
+    // A name lookup may hang in its thread; nobody waits for it any more.
+    runtime.shutdown_background();
+    code
+}
+
+async fn live(mut attempt: Attempt, argv: &[OsString]) -> ExitCode {
+    let outcome = work(&mut attempt, argv).await;
+    let refused = match outcome {
+        Ok(end) | Err(Halt::End(end)) => {
+            attempt.quiet_turn(&end).await;
+            attempt.report_end(&end);
+            false
+        }
+        Err(Halt::Refused) => {
+            attempt.cancel_turn().await;
+            true
+        }
+    };
+    attempt.stop_agent().await;
+    let acknowledged = !refused && attempt.wait_for_acknowledgement().await;
+    attempt.leave().await;
+    if acknowledged { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Everything up to the end of the turn.
+async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
+    let assignment = wait_for_assignment(attempt).await?;
+    attempt.permission = assignment.transport.permission;
+    attempt.stop_graces = assignment.stop;
+    attempt.limit_result(assignment.max_result_bytes);
+    attempt.enter(Stage::Spawning);
+    let prompt = LoadedPrompt::load(assignment.prompt).ok_or(Halt::End(End::NotStarted(StartFault::PromptFile)))?;
+    attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));
+    attempt.start_agent(argv)?;
+    let session = attempt.handshake(&assignment.transport).await?;
+    if prompt.has_image() && !attempt.agent_takes("ImagePrompt") {
+        return Err(Halt::End(End::ImagesNotTaken));
+    }
+    let permit = attempt.record_turn(&session).await?;
+    attempt.turn(permit, &session, &prompt.blocks).await
+}
+
+async fn wait_for_assignment(attempt: &mut Attempt) -> Result<Assignment, Halt> {
+    attempt.enter(Stage::Connecting);
+    loop {
+        attempt.go_on(Stage::Connecting, false)?;
+        if let Some(assignment) = attempt.assignment.take() {
+            return Ok(*assignment);
+        }
+        if let Wake::Agent(_) = attempt.next(None).await {
+            // There is none yet.
+        }
+    }
+}

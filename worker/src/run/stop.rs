@@ -1,0 +1,159 @@
+//! The end: the turn is quieted, the end reported, the agent stopped by the ladder of contract c48, nothing left behind.
+
+use super::{
+    agent::AgentEvent,
+    attempt::{Attempt, Wake, now, timestamp},
+};
+use crate::{
+    acp::{self, Frame},
+    outcome::{End, ProtocolStop, Stage, settle},
+    output::Collected,
+    process::{self, sweep},
+    transcript::Speaker,
+};
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use subagent_link::{FINAL_ACK_TIMEOUT, Final};
+use tokio::time::Instant;
+
+/// How long the final report may still wait once SIGTERM came: the pod's grace period holds the ladder and this.
+const ACK_AFTER_SIGTERM: Duration = Duration::from_secs(15);
+/// How long the agent's process is awaited after SIGKILL before the sweep goes on without it.
+const KILLED: Duration = Duration::from_secs(5);
+
+impl Attempt {
+    /// The first rung, for a turn that is still running: `session/cancel`, and up to the grace for the response. What
+    /// the agent says until then is partial output.
+    pub async fn quiet_turn(&mut self, end: &End) {
+        match end {
+            End::Stopped { prompted: true, .. } => self.cancel_turn().await,
+            _ => self.open_prompt = None,
+        }
+    }
+
+    /// Cancels the running turn, if there is one, and waits for its response.
+    pub async fn cancel_turn(&mut self) {
+        let (Some(id), Some(session_id)) = (self.open_prompt, self.session_id.clone()) else { return };
+        self.enter(Stage::Stopping);
+        let Some(agent) = &self.agent else { return };
+        let agent_reads = agent.connection.notify(acp::cancel(&session_id)).is_ok();
+        let deadline = Instant::now() + seconds(self.stop_graces.cancel_grace_seconds);
+        while agent_reads {
+            match self.next(Some(deadline)).await {
+                Wake::Deadline | Wake::Agent(AgentEvent::Gone(_) | AgentEvent::TooLong) => break,
+                Wake::Agent(AgentEvent::Frame(Frame::Response { id: answered, .. })) if answered == id => break,
+                Wake::Agent(event) => {
+                    if self.take(event).is_err() {
+                        break;
+                    }
+                }
+                Wake::News => {}
+            }
+        }
+        self.open_prompt = None;
+    }
+
+    /// Composes and publishes the final report. Once: a later end is not heard.
+    pub fn report_end(&mut self, end: &End) {
+        self.enter(Stage::Stopping);
+        let mut end = *end;
+        let result = match self.output.collect() {
+            Collected::Whole(result) => {
+                Some(result).filter(|result| result.size > 0 || result.other_blocks > 0 || is_completed(&end))
+            }
+            Collected::TooLarge { size, limit } if is_completed(&end) => {
+                end = End::ResultTooLarge { size, limit };
+                None
+            }
+            Collected::TooLarge { size, .. } => {
+                self.circumstances.dropped_output = Some(size);
+                None
+            }
+        };
+        let settlement = settle(&end, &self.circumstances);
+        let mut line = settlement.stop_reason.to_owned();
+        if settlement.reason != settlement.stop_reason {
+            line.push_str(&format!(", reason {}", settlement.reason));
+        }
+        if let Some(diagnostic) = &settlement.diagnostic {
+            line.push_str(&format!(": {diagnostic}"));
+        }
+        self.transcript.line(Speaker::Worker, &line);
+        let end = Final {
+            stop_reason: settlement.stop_reason.to_owned(),
+            reason: settlement.reason.to_owned(),
+            diagnostic: settlement.diagnostic,
+            at: timestamp(),
+        };
+        self.ledger.close();
+        self.ledger.finish(end, self.output.preview(), result, self.transcript.archive(), now());
+        self.link.post(&self.ledger);
+    }
+
+    /// The other rungs: stdin closed, SIGTERM to the group, SIGKILL to the group, and then everything that got out of
+    /// the group. Reports and acknowledgements go on meanwhile.
+    pub async fn stop_agent(&mut self) {
+        let graces = self.stop_graces;
+        if let Some(agent) = &mut self.agent {
+            let group = agent.group;
+            agent.connection.close_stdin();
+            if !self.wait_for_exit(seconds(graces.eof_grace_seconds)).await {
+                self.say("the agent does not end by itself: SIGTERM");
+                process::signal_group(group, Signal::SIGTERM);
+                if !self.wait_for_exit(seconds(graces.term_grace_seconds)).await {
+                    self.say("the agent ignores SIGTERM: SIGKILL");
+                }
+            }
+            process::signal_group(group, Signal::SIGKILL);
+            self.wait_for_exit(KILLED).await;
+        }
+        if !sweep(&self.reaper).await {
+            self.say("some processes did not end; the end of the container takes them");
+        }
+        self.agent = None;
+    }
+
+    /// Waits until the final report is acknowledged. False when it was not: refused, or too late.
+    pub async fn wait_for_acknowledgement(&mut self) -> bool {
+        let latest = Instant::now() + FINAL_ACK_TIMEOUT;
+        while !self.ledger.is_settled() {
+            let deadline = self.terminated_at.map_or(latest, |at| latest.min(at + self.ladder() + ACK_AFTER_SIGTERM));
+            if self.is_refused() || matches!(self.next(Some(deadline)).await, Wake::Deadline) {
+                return self.ledger.is_settled();
+            }
+        }
+        true
+    }
+
+    /// The last: transcript written, connection closed.
+    pub async fn leave(self) {
+        self.transcript.flush();
+        self.link.close().await;
+    }
+
+    /// Waits for the agent's process; true once it ended.
+    async fn wait_for_exit(&mut self, grace: Duration) -> bool {
+        let deadline = Instant::now() + grace;
+        while self.agent.as_ref().is_some_and(|agent| !agent.has_exited()) {
+            if let Wake::Deadline = self.next(Some(deadline)).await {
+                return self.agent.as_ref().is_none_or(super::agent::RunningAgent::has_exited);
+            }
+        }
+        true
+    }
+
+    /// All graces of the ladder together.
+    fn ladder(&self) -> Duration {
+        let graces = self.stop_graces;
+        seconds(graces.cancel_grace_seconds) + seconds(graces.eof_grace_seconds) + seconds(graces.term_grace_seconds)
+    }
+}
+
+fn is_completed(end: &End) -> bool {
+    matches!(end, End::Answered(ProtocolStop::EndTurn))
+}
+
+/// A grace; the API bounds it, and a negative one is none.
+fn seconds(grace: i64) -> Duration {
+    Duration::from_secs(u64::try_from(grace).unwrap_or(0))
+}

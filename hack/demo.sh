@@ -74,7 +74,7 @@ step "Installing the operator: chart charts/subagent-operator, release subagent-
 helm upgrade --install subagent-operator charts/subagent-operator \
   --namespace subagents-system --create-namespace \
   --set image.repository="$registry/subagent-operator" --set image.tag="$tag" \
-  --set worker.image.repository="$registry/subagent-worker" --set worker.image.tag="$tag" \
+  --set workerImage.repository="$registry/subagent-worker" --set workerImage.tag="$tag" \
   --wait --timeout "$patience" >/dev/null
 show kubectl -n subagents-system get pods
 

@@ -360,7 +360,8 @@ async fn a_held_answer_waits_in_the_middle_of_its_stream_for_its_gate() {
     let gates: Value = get(&server, "/__gates").await;
     assert_eq!(gates["g1"], json!({"open": false, "waiting": 1}));
     assert!(!seen.contains("after"));
-    assert_eq!(client.post(server.url() + "/__gates/g1").send().await.unwrap().status(), 204);
+    let opened = client.post(server.url() + "/__gates/g1").body("{}").send().await.unwrap();
+    assert_eq!(opened.status(), 204);
     seen.push_str(&response.text().await.unwrap());
     assert!(seen.contains("after"));
 }

@@ -148,14 +148,17 @@ impl Agent {
         } else {
             self.reporter.report("request", json!({"text": method, "params": params}));
         }
-        let slow = |fault: &Fault| matches!(fault, Fault::Delay(_) | Fault::Gate(_));
-        if self.settings.faults(stage).iter().any(slow) {
+        if self.is_slow(stage) {
             // The agent goes on reading meanwhile: it must notice the end of stdin and a cancel.
             let agent = Arc::clone(self);
             thread::spawn(move || agent.serve(&id, stage, &params));
         } else {
             self.serve(&id, stage, &params);
         }
+    }
+
+    fn is_slow(&self, stage: Stage) -> bool {
+        self.settings.faults(stage).iter().any(|fault| matches!(fault, Fault::Delay(_) | Fault::Gate(_)))
     }
 
     fn serve(&self, id: &Value, stage: Stage, params: &Value) {
@@ -393,12 +396,18 @@ impl Agent {
             return;
         }
         let Some(turn) = self.turns().get(params["sessionId"].as_str().unwrap_or_default()).cloned() else { return };
-        let agent = Arc::clone(self);
-        // On its own thread, because a late cancel must not keep the agent from reading.
-        thread::spawn(move || {
-            agent.pass(Stage::Cancel);
+        if self.is_slow(Stage::Cancel) {
+            // On its own thread, because a late cancel must not keep the agent from reading.
+            let agent = Arc::clone(self);
+            thread::spawn(move || {
+                agent.pass(Stage::Cancel);
+                turn.cancel();
+            });
+        } else {
+            // At once, so that nothing the client sends after it can overtake it.
+            self.pass(Stage::Cancel);
             turn.cancel();
-        });
+        }
     }
 
     /// Forgets the running turn of a session, so that the next prompt may come.

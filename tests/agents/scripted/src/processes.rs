@@ -48,6 +48,8 @@ pub fn watch_signals(decide: impl Fn(Signal) -> bool + Send + 'static) {
 /// Ends this process by that signal, as if it had come from outside.
 pub fn die_by(signal: Signal) -> ! {
     let _ = SigSet::from(signal).thread_unblock();
+    // Twice, because the standard library's own handler of a fault gives way only to the second one.
+    let _ = raise(signal);
     let _ = raise(signal);
     // Process 1 of a PID namespace, and a signal that does nothing by default.
     std::process::exit(128 + signal as i32)

@@ -63,7 +63,7 @@ pub enum Step {
     Kill(Signal),
     /// `!exit-after CODE`: the process exits with CODE right after the prompt was answered.
     ExitAfter(i32),
-    /// `!hang`: waits until cancelled; `!hang hard` does not end then either.
+    /// `!hang`: waits until cancelled; in a script with `!hang hard` the turn notices no cancel at all.
     Hang(bool),
     /// `!update-after-response [TEXT]`: updates (usage, title, commands, and a message when TEXT is given) that follow
     /// the answer of the prompt.

@@ -18,8 +18,15 @@ pub enum Wake {
 #[derive(Default)]
 struct State {
     cancelled: bool,
+    deaf: bool,
     ended: bool,
     steered: VecDeque<String>,
+}
+
+impl State {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled && !self.deaf
+    }
 }
 
 /// A running turn.
@@ -30,6 +37,11 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// Makes it notice no cancel, neither one that has come already nor a later one.
+    pub fn go_deaf(&self) {
+        self.lock().deaf = true;
+    }
+
     /// Cancels it, now or, when nothing waits, at its next step.
     pub fn cancel(&self) {
         self.lock().cancelled = true;
@@ -39,7 +51,7 @@ impl Turn {
     /// Whether it was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.lock().cancelled
+        self.lock().is_cancelled()
     }
 
     /// Puts a text into it; false when it has ended and the text went nowhere.
@@ -74,7 +86,7 @@ impl Turn {
         let deadline = time.and_then(|time| Instant::now().checked_add(time));
         let mut state = self.lock();
         loop {
-            if state.cancelled {
+            if state.is_cancelled() {
                 return Wake::Cancelled;
             }
             if let Some(text) = state.steered.pop_front() {
@@ -119,6 +131,15 @@ mod tests {
             scope.spawn(|| turn.cancel());
             assert_eq!(turn.wait(None, || false), Wake::Cancelled);
         });
+    }
+
+    #[test]
+    fn a_deaf_turn_is_never_cancelled() {
+        let turn = Turn::default();
+        turn.cancel();
+        turn.go_deaf();
+        assert!(!turn.is_cancelled());
+        assert_eq!(turn.wait(Some(Duration::ZERO), || false), Wake::Ready);
     }
 
     #[test]

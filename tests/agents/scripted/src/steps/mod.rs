@@ -108,6 +108,10 @@ impl Run<'_> {
 
     /// Plays steps until one of them ends the turn.
     fn play(&mut self, steps: &[Step]) -> Result<(), Ending> {
+        if steps.contains(&Step::Hang(true)) {
+            // From the first step on: a cancel that comes before the hang must not spare the client the hang.
+            self.turn.go_deaf();
+        }
         for step in steps {
             if self.turn.is_cancelled() {
                 return Err(self.cancelled());
@@ -182,9 +186,8 @@ impl Run<'_> {
             Step::Kill(signal) => kill(*signal),
             Step::ExitAfter(code) => self.afterwards.exit = Some(*code),
             Step::Hang(false) => self.wait(None, || false)?,
-            Step::Hang(true) => loop {
-                thread::park();
-            },
+            // Deaf since the script was read, but a steered `!stop` still ends it.
+            Step::Hang(true) => self.wait(None, || false)?,
             Step::UpdateAfterResponse(text) => self.afterwards.updates.push(text.clone()),
             Step::NoMessage => {}
 

@@ -6,6 +6,8 @@ pub const RUN_LABEL: &str = "subagents.dev/run";
 pub const RUN_UID_LABEL: &str = "subagents.dev/run-uid";
 /// Label on a worker pod: the number of its attempt.
 pub const ATTEMPT_LABEL: &str = "subagents.dev/attempt";
+/// Label on a ControllerRevision: the provider's UID.
+pub const PROVIDER_UID_LABEL: &str = "subagents.dev/provider-uid";
 /// Label on a ControllerRevision: the provider's name.
 pub const PROVIDER_LABEL: &str = "subagents.dev/provider";
 /// Prefix of every label and annotation that belongs to the operator.
@@ -14,6 +16,8 @@ pub const PREFIX: &str = "subagents.dev/";
 pub const WORKER_CONFIG_ANNOTATION: &str = "subagents.dev/worker-config";
 /// Annotation on a worker pod: PEM bundle of the gateway's roots. It is updated on live pods when a root is added.
 pub const GATEWAY_ROOTS_ANNOTATION: &str = "subagents.dev/gateway-roots";
+/// Annotation on a ControllerRevision that nothing refers to: since when.
+pub const UNREFERENCED_ANNOTATION: &str = "subagents.dev/unreferenced-since";
 /// Annotation a person sets on a run to release it when the proof of stop can never come (a node that is gone for good).
 /// Its value is the UID of the pod that is known to be dead.
 pub const RELEASE_ANNOTATION: &str = "subagents.dev/release-pod";

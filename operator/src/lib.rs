@@ -1,3 +1,17 @@
 //! The operator: controllers (leader only) and gateway (every replica).
 //!
 //! `ARCHITECTURE.md` tells the life of a run; each module here is one part of it.
+
+pub mod api;
+pub mod context;
+pub mod http;
+pub mod lease;
+pub mod metrics;
+pub mod naming;
+pub mod pki;
+pub mod pod;
+pub mod provider;
+pub mod run;
+pub mod schema_subset;
+pub mod settings;
+pub mod watching;

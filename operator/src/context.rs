@@ -1,0 +1,21 @@
+//! What every reconcile needs.
+
+use crate::{metrics::Metrics, settings::Settings};
+use kube::{Client, runtime::events::Recorder};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Shared by all reconciles of one process.
+#[derive(Clone)]
+pub struct Context {
+    /// Client of the API server.
+    pub client: Client,
+    /// Settings.
+    pub settings: Arc<Settings>,
+    /// The one recorder of Events: it joins repeats.
+    pub recorder: Recorder,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// PEM bundle of the gateway's roots.
+    pub roots: watch::Receiver<Arc<str>>,
+}

@@ -1,0 +1,317 @@
+//! The worker pod (design section 8). Pure: the same run, provider and attempt give the same pod.
+
+use crate::{naming, pod::template};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use subagent_crds::{SubagentProviderSpec, content::ConfigMapKeyRef, names};
+use subagent_link as link;
+
+/// Volume with the worker's binary and the spare home directory.
+const BINARY_VOLUME: &str = "subagents-bin";
+/// Volume with the worker's configuration, the gateway's roots and the link token.
+const LINK_VOLUME: &str = "subagents-link";
+/// Volume with a prompt from a ConfigMap.
+const PROMPT_VOLUME: &str = "subagents-prompt";
+/// Volume of the default working directory.
+const WORKSPACE_VOLUME: &str = "subagents-workspace";
+/// Life of a link token in seconds; the kubelet renews it.
+const TOKEN_SECONDS: i64 = 3600;
+/// Time the worker needs beside the ladder's graces: sweep, last report, transcript.
+const STOP_MARGIN_SECONDS: i64 = 15;
+/// Time to store a checkpoint before the pod ends.
+const CHECKPOINT_SECONDS: i64 = 30;
+/// What a pod gets when its template says nothing.
+const DEFAULT_TERMINATION_SECONDS: i64 = 30;
+
+/// What the pod is for.
+#[derive(Clone, Debug)]
+pub struct Worker<'a> {
+    /// Namespace of the run.
+    pub namespace: &'a str,
+    /// Name of the run.
+    pub run: &'a str,
+    /// UID of the run.
+    pub run_uid: &'a str,
+    /// Attempt, from 1.
+    pub attempt: i32,
+    /// The run's parameters.
+    pub parameters: Option<&'a BTreeMap<String, String>>,
+    /// A prompt to mount.
+    pub prompt_file: Option<&'a ConfigMapKeyRef>,
+    /// Image with the worker's binary.
+    pub worker_image: &'a str,
+    /// URL of the gateway.
+    pub gateway_url: &'a str,
+    /// PEM bundle of the gateway's roots.
+    pub gateway_roots: &'a str,
+}
+
+/// Seconds from SIGTERM to SIGKILL of the pod: long enough for the whole ladder (contract c49).
+pub fn termination_seconds(provider: &SubagentProviderSpec) -> i64 {
+    let stop = &provider.stop;
+    let ladder = stop.cancel_grace_seconds + stop.eof_grace_seconds + stop.term_grace_seconds + STOP_MARGIN_SECONDS;
+    let ladder = if provider.session_state.is_some() { ladder + CHECKPOINT_SECONDS } else { ladder };
+    let own = provider.template["spec"]["terminationGracePeriodSeconds"].as_i64();
+    ladder.max(own.unwrap_or(DEFAULT_TERMINATION_SECONDS))
+}
+
+/// Builds the pod. The template must have passed [`template::check`].
+pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
+    let mut spec = provider.template["spec"].as_object().cloned().unwrap_or_default();
+    let agent = template::agent(&provider.template).cloned().unwrap_or_default();
+    let cwd = agent["workingDir"].as_str().filter(|dir| !dir.is_empty()).unwrap_or(link::DEFAULT_CWD).to_owned();
+
+    let mut agent_mounts = vec![
+        json!({"name": BINARY_VOLUME, "mountPath": link::POD_DIR}),
+        json!({"name": LINK_VOLUME, "mountPath": link::LINK_DIR, "readOnly": true}),
+    ];
+    let mut volumes = vec![json!({"name": BINARY_VOLUME, "emptyDir": {}}), link_volume()];
+    if let Some(reference) = worker.prompt_file {
+        agent_mounts.push(json!({"name": PROMPT_VOLUME, "mountPath": "/subagents/prompt", "readOnly": true}));
+        volumes.push(json!({"name": PROMPT_VOLUME, "configMap": {"name": reference.name, "items": [{"key": reference.key, "path": "prompt"}]}}));
+    }
+    if cwd == link::DEFAULT_CWD && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
+        agent_mounts.push(json!({"name": WORKSPACE_VOLUME, "mountPath": link::DEFAULT_CWD}));
+        volumes.push(json!({"name": WORKSPACE_VOLUME, "emptyDir": {}}));
+    }
+    append(&mut spec, "volumes", volumes);
+
+    let mut init = vec![init_container(&agent, worker.worker_image)];
+    init.extend(spec.get("initContainers").and_then(Value::as_array).cloned().unwrap_or_default());
+    spec.insert("initContainers".into(), Value::Array(init));
+    for container in containers(&mut spec, "containers") {
+        if container.get("name").is_some_and(|name| name == names::AGENT_CONTAINER) {
+            wrap(container, &cwd, agent_mounts.clone());
+        }
+    }
+    for list in ["initContainers", "containers"] {
+        let parameters = worker.parameters;
+        containers(&mut spec, list).for_each(|container| {
+            parameterise(container, parameters);
+            secure_container(container);
+        });
+    }
+    secure_pod(&mut spec);
+    spec.insert("restartPolicy".into(), json!("Never"));
+    spec.entry("automountServiceAccountToken").or_insert(json!(false));
+    spec.insert("enableServiceLinks".into(), json!(false));
+    spec.insert("terminationGracePeriodSeconds".into(), json!(termination_seconds(provider)));
+
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(provider, worker, &cwd),
+        "spec": spec,
+    })
+}
+
+fn metadata(provider: &SubagentProviderSpec, worker: &Worker<'_>, cwd: &str) -> Value {
+    let template = &provider.template["metadata"];
+    let mut labels = template["labels"].as_object().cloned().unwrap_or_default();
+    labels.insert(names::RUN_LABEL.into(), json!(worker.run));
+    labels.insert(names::RUN_UID_LABEL.into(), json!(worker.run_uid));
+    labels.insert(names::ATTEMPT_LABEL.into(), json!(worker.attempt.to_string()));
+    let config = link::WorkerConfig {
+        gateway: worker.gateway_url.to_owned(),
+        namespace: worker.namespace.to_owned(),
+        run: worker.run.to_owned(),
+        run_uid: worker.run_uid.to_owned(),
+        attempt: worker.attempt,
+        cwd: cwd.to_owned(),
+        stop: link::StopGraces {
+            cancel_grace_seconds: provider.stop.cancel_grace_seconds,
+            eof_grace_seconds: provider.stop.eof_grace_seconds,
+            term_grace_seconds: provider.stop.term_grace_seconds,
+        },
+    };
+    let mut annotations = template["annotations"].as_object().cloned().unwrap_or_default();
+    let config = serde_json::to_string(&config).unwrap_or_default();
+    annotations.insert(names::WORKER_CONFIG_ANNOTATION.into(), json!(config));
+    annotations.insert(names::GATEWAY_ROOTS_ANNOTATION.into(), json!(worker.gateway_roots));
+    json!({
+        "name": naming::pod(worker.run, worker.run_uid, worker.attempt),
+        "namespace": worker.namespace,
+        "labels": labels,
+        "annotations": annotations,
+        "finalizers": [names::POD_FINALIZER],
+        "ownerReferences": [{
+            "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
+            "kind": "SubagentRun",
+            "name": worker.run,
+            "uid": worker.run_uid,
+            "controller": true,
+        }],
+    })
+}
+
+fn link_volume() -> Value {
+    let annotation = |key: &str, path: &str| json!({"path": path, "fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}});
+    json!({"name": LINK_VOLUME, "projected": {"sources": [
+        {"downwardAPI": {"items": [
+            annotation(names::WORKER_CONFIG_ANNOTATION, link::CONFIG_FILE),
+            annotation(names::GATEWAY_ROOTS_ANNOTATION, link::ROOTS_FILE),
+        ]}},
+        {"serviceAccountToken": {"audience": link::AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": link::TOKEN_FILE}},
+    ]}})
+}
+
+/// Brings the worker's binary into the pod. It runs as the agent does, so that what passes for the agent passes for it.
+fn init_container(agent: &Value, image: &str) -> Value {
+    let mut container = json!({
+        "name": names::WORKER_INIT_CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/subagent-worker", "install", link::POD_DIR],
+        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"cpu": "50m", "memory": "32Mi"}},
+        "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": link::POD_DIR}],
+    });
+    if let Some(context) = agent.get("securityContext") {
+        container["securityContext"] = context.clone();
+    }
+    container
+}
+
+/// Puts the worker in front of the agent's own command line.
+fn wrap(container: &mut Map<String, Value>, cwd: &str, mounts: Vec<Value>) {
+    let list = |field: Option<Value>| field.and_then(|value| value.as_array().cloned()).unwrap_or_default();
+    let mut argv = vec![json!("run"), json!("--")];
+    argv.extend(list(container.remove("command")));
+    argv.extend(list(container.remove("args")));
+    container.insert("command".into(), json!([link::WORKER_BINARY]));
+    container.insert("args".into(), Value::Array(argv));
+    container.insert("workingDir".into(), json!(cwd));
+    append(container, "volumeMounts", mounts);
+}
+
+fn parameterise(container: &mut Map<String, Value>, parameters: Option<&BTreeMap<String, String>>) {
+    let Some(parameters) = parameters.filter(|parameters| !parameters.is_empty()) else { return };
+    // `$` would start a reference to another variable.
+    let entries = parameters.iter().map(
+        |(key, value)| json!({"name": format!("{}{key}", names::PARAMETER_PREFIX), "value": value.replace('$', "$$")}),
+    );
+    let mut env: Vec<Value> = entries.collect();
+    // First, so that the template's own variables may refer to them.
+    env.extend(container.get("env").and_then(Value::as_array).cloned().unwrap_or_default());
+    container.insert("env".into(), Value::Array(env));
+}
+
+/// Defaults of a `restricted` namespace, only where the template is silent.
+fn secure_container(container: &mut Map<String, Value>) {
+    let context = container.entry("securityContext").or_insert_with(|| json!({}));
+    let Some(context) = context.as_object_mut() else { return };
+    if context.get("privileged") != Some(&json!(true)) {
+        context.entry("allowPrivilegeEscalation").or_insert(json!(false));
+    }
+    let capabilities = context.entry("capabilities").or_insert_with(|| json!({}));
+    if let Some(capabilities) = capabilities.as_object_mut() {
+        capabilities.entry("drop").or_insert_with(|| json!(["ALL"]));
+    }
+}
+
+fn secure_pod(spec: &mut Map<String, Value>) {
+    let context = spec.entry("securityContext").or_insert_with(|| json!({}));
+    if let Some(context) = context.as_object_mut() {
+        context.entry("runAsNonRoot").or_insert(json!(true));
+        context.entry("seccompProfile").or_insert_with(|| json!({"type": "RuntimeDefault"}));
+    }
+}
+
+fn containers<'a>(spec: &'a mut Map<String, Value>, list: &str) -> impl Iterator<Item = &'a mut Map<String, Value>> {
+    spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
+}
+
+fn mounts(container: &Value) -> impl Iterator<Item = &str> {
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    mounts.filter_map(|mount| mount["mountPath"].as_str()).map(|path| path.trim_end_matches('/'))
+}
+
+fn append(object: &mut Map<String, Value>, list: &str, items: Vec<Value>) {
+    match object.entry(list).or_insert_with(|| json!([])) {
+        Value::Array(old) => old.extend(items),
+        other => *other = Value::Array(items),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn provider(template: Value) -> SubagentProviderSpec {
+        serde_json::from_value(json!({"transport": {"acp": {}}, "template": template})).unwrap()
+    }
+
+    fn worker<'a>() -> Worker<'a> {
+        Worker {
+            namespace: "ns",
+            run: "fix",
+            run_uid: "uid-1",
+            attempt: 2,
+            parameters: None,
+            prompt_file: None,
+            worker_image: "worker:1",
+            gateway_url: "wss://g.s.svc:8443/v1/link",
+            gateway_roots: "PEM",
+        }
+    }
+
+    #[test]
+    fn the_whole_pod() {
+        let provider = provider(json!({
+            "metadata": {"labels": {"team": "a"}},
+            "spec": {"containers": [
+                {"name": "agent", "image": "agent:1", "command": ["opencode"], "args": ["acp"], "securityContext": {"runAsUser": 1000}},
+                {"name": "sidecar", "image": "side:1"},
+            ]}
+        }));
+        insta::assert_yaml_snapshot!(build(&provider, &worker()));
+    }
+
+    #[test]
+    fn what_the_template_says_stays() {
+        let provider = provider(json!({"spec": {
+            "automountServiceAccountToken": true,
+            "terminationGracePeriodSeconds": 300,
+            "securityContext": {"runAsNonRoot": false, "fsGroup": 7},
+            "initContainers": [{"name": "clone", "image": "git"}],
+            "volumes": [{"name": "w", "emptyDir": {}}],
+            "containers": [{
+                "name": "agent", "image": "a", "command": ["a"], "workingDir": "/src",
+                "securityContext": {"allowPrivilegeEscalation": true, "capabilities": {"drop": ["NET_RAW"]}},
+                "volumeMounts": [{"name": "w", "mountPath": "/src"}],
+            }],
+        }}));
+        let spec = &build(&provider, &worker())["spec"];
+        assert_eq!(spec["automountServiceAccountToken"], true);
+        assert_eq!(spec["terminationGracePeriodSeconds"], 300);
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], false);
+        assert_eq!(spec["securityContext"]["fsGroup"], 7);
+        assert_eq!(spec["initContainers"][1]["name"], "clone");
+        let agent = &spec["containers"][0];
+        assert_eq!(agent["workingDir"], "/src");
+        assert_eq!(agent["securityContext"]["allowPrivilegeEscalation"], true);
+        assert_eq!(agent["securityContext"]["capabilities"]["drop"], json!(["NET_RAW"]));
+        assert!(!spec["volumes"].to_string().contains(WORKSPACE_VOLUME));
+    }
+
+    #[test]
+    fn c56_the_prompt_travels_by_file_never_by_argv_or_environment() {
+        let provider = provider(json!({"spec": {"containers": [{"name": "agent", "image": "a", "command": ["a"]}]}}));
+        let reference = ConfigMapKeyRef { name: "prompts".into(), key: "p.md".into() };
+        let parameters = BTreeMap::from([("REPO".to_owned(), "a$(HOME)$b".to_owned())]);
+        let pod =
+            build(&provider, &Worker { prompt_file: Some(&reference), parameters: Some(&parameters), ..worker() });
+        let agent = &pod["spec"]["containers"][0];
+        assert_eq!(agent["args"], json!(["run", "--", "a"]));
+        assert_eq!(agent["env"], json!([{"name": "SUBAGENT_PARAM_REPO", "value": "a$$(HOME)$$b"}]));
+        assert!(pod["spec"]["volumes"].to_string().contains(r#""path":"prompt""#));
+        assert_eq!(pod["spec"]["initContainers"][0]["env"], agent["env"]);
+    }
+
+    #[test]
+    fn c49_the_pods_grace_holds_the_whole_ladder() {
+        let mut provider = provider(json!({"spec": {}}));
+        assert_eq!(termination_seconds(&provider), 10 + 6 + 3 + 15);
+        provider.stop.cancel_grace_seconds = 100;
+        assert_eq!(termination_seconds(&provider), 100 + 6 + 3 + 15);
+    }
+}

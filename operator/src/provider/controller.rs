@@ -1,0 +1,186 @@
+//! The provider controller: validate (pure), dry-run create of a pod, store the revision, one status write.
+
+use super::{
+    revision, status,
+    validate::{self, Problem},
+};
+use crate::{
+    api::{self, ReadError, WriteError},
+    context::Context,
+    pod::{self, Worker},
+    run::apply::{Refused, create_with, refused},
+    watching::{self, Scope},
+};
+use futures::StreamExt;
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+    runtime::{
+        Controller,
+        controller::{Action, Config},
+        events::{Event, EventType},
+        watcher,
+    },
+};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use subagent_crds::{Reason, SubagentProvider, SubagentProviderStatus, conditions, names};
+use tokio_util::sync::CancellationToken;
+
+/// Providers are few; two at a time keep one slow admission from holding the others up.
+const CONCURRENCY: u16 = 2;
+/// Wait after a failed call.
+const FAILURE_RETRY: Duration = Duration::from_secs(2);
+/// What the dry-run depends on beside the spec (policies, service accounts) changes without an event.
+const RECHECK: Duration = Duration::from_secs(60);
+
+/// A reconcile that did not get through.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A write failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The revision could not be stored.
+    #[error(transparent)]
+    Revision(#[from] revision::Error),
+}
+
+/// Runs the controller until the token is cancelled.
+pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
+    let (reader, providers) =
+        watching::cached::<SubagentProvider>(&context, &scope, watcher::Config::default(), slim, facts);
+    Controller::for_stream(providers, reader)
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .graceful_shutdown_on(async move { shutdown.cancelled().await })
+        .run(reconcile, on_error, Arc::new(context))
+        .for_each(|_| futures::future::ready(()))
+        .await;
+}
+
+fn slim(provider: &mut SubagentProvider) {
+    provider.metadata.managed_fields = None;
+}
+
+fn facts(provider: &SubagentProvider) -> Option<u64> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    provider.metadata.uid.hash(&mut hasher);
+    provider.metadata.generation.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+async fn reconcile(provider: Arc<SubagentProvider>, context: Arc<Context>) -> Result<Action, Error> {
+    let started = std::time::Instant::now();
+    let (namespace, name) = (provider.namespace().unwrap_or_default(), provider.name_any());
+    let providers: Api<SubagentProvider> = Api::namespaced(context.client.clone(), &namespace);
+    let Some(provider) = api::get(&providers, &name).await? else { return Ok(Action::await_change()) };
+    if provider.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let now = Timestamp::now();
+    let (new, action) = match check(&context, &provider).await? {
+        Ok(revision) => (status::ready(&provider, &revision, now), Action::await_change()),
+        Err(problem) => (status::not_ready(&provider, &problem, now), Action::requeue(RECHECK)),
+    };
+    if provider.status.as_ref() != Some(&new) {
+        write_status(&providers, &provider, &new).await?;
+        context.metrics.wrote("provider", "status");
+        publish(&context, &provider, &new).await;
+    }
+    context.metrics.reconciled("provider", "ok", started.elapsed().as_secs_f64());
+    Ok(action)
+}
+
+async fn check(context: &Context, provider: &SubagentProvider) -> Result<Result<String, Problem>, Error> {
+    if let Err(problem) = validate::validate(&provider.spec) {
+        return Ok(Err(problem));
+    }
+    if let Some(problem) = dry_run(context, provider).await? {
+        return Ok(Err(problem));
+    }
+    match revision::ensure(&context.client, &revision::of(provider)).await {
+        Ok(name) => Ok(Ok(name)),
+        Err(error @ revision::Error::Foreign(_)) => {
+            Ok(Err(Problem { reason: Reason::InvalidTemplate, message: error.to_string() }))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Asks the API server, with all its admission, whether it would take a pod of this template.
+async fn dry_run(context: &Context, provider: &SubagentProvider) -> Result<Option<Problem>, Error> {
+    let namespace = provider.namespace().unwrap_or_default();
+    let (name, uid) = (provider.name_any(), provider.uid().unwrap_or_default());
+    let roots = context.roots.borrow().clone();
+    let body = pod::build(
+        &provider.spec,
+        &Worker {
+            namespace: &namespace,
+            run: &name,
+            run_uid: &uid,
+            attempt: 1,
+            parameters: None,
+            prompt_file: None,
+            worker_image: &context.settings.worker_image,
+            gateway_url: &context.settings.gateway_url(),
+            gateway_roots: &roots,
+        },
+    );
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    match create_with(context, &namespace, body, &params).await {
+        Ok(_) => Ok(None),
+        Err(WriteError::Refused { status, .. }) => Ok(match refused(&status) {
+            // Room in a quota is a matter of runs, and a namespace that goes away takes its providers along.
+            Refused::Quota | Refused::Terminating => None,
+            Refused::Final(reason) => {
+                Some(Problem { reason, message: format!("the API server refuses the pod: {}", status.message) })
+            }
+        }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn write_status(
+    providers: &Api<SubagentProvider>,
+    provider: &SubagentProvider,
+    status: &SubagentProviderStatus,
+) -> Result<SubagentProvider, WriteError> {
+    let name = provider.name_any();
+    let body = json!({
+        "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
+        "kind": "SubagentProvider",
+        "metadata": {"name": name, "uid": provider.uid(), "resourceVersion": provider.resource_version()},
+        "status": status,
+    });
+    let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+    api::write(format!("status of provider {name}"), providers.patch_status(&name, &params, &Patch::Apply(&body))).await
+}
+
+async fn publish(context: &Context, provider: &SubagentProvider, new: &SubagentProviderStatus) {
+    let Some(ready) = conditions::get(&new.conditions, conditions::READY) else { return };
+    let was = provider.status.as_ref().and_then(|old| conditions::get(&old.conditions, conditions::READY));
+    if was.is_some_and(|was| was.status == ready.status && was.reason == ready.reason) {
+        return;
+    }
+    let is_ready = ready.status == "True";
+    let event = Event {
+        type_: if is_ready { EventType::Normal } else { EventType::Warning },
+        reason: if is_ready { "Ready".into() } else { ready.reason.clone() },
+        note: Some(conditions::cut(&ready.message, 1000)),
+        action: "Validate".into(),
+        secondary: None,
+    };
+    if let Err(error) = context.recorder.publish(&event, &provider.object_ref(&())).await {
+        tracing::warn!(%error, "an Event was not published");
+    }
+}
+
+fn on_error(provider: Arc<SubagentProvider>, error: &Error, context: Arc<Context>) -> Action {
+    context.metrics.reconciled("provider", "error", 0.0);
+    tracing::warn!(namespace = provider.namespace(), name = provider.name_any(), %error, "reconcile failed");
+    Action::requeue(FAILURE_RETRY)
+}

@@ -1,0 +1,273 @@
+//! All writes of a reconcile. Each carries what makes it safe to repeat or to lose: a resourceVersion, a UID
+//! precondition, or a deterministic name.
+
+use super::{
+    outcome,
+    plan::{Step, World},
+    status::{self, Stopped},
+    validate::Refusal,
+};
+use crate::{
+    api::{self, ReadError, WriteError},
+    context::Context,
+    pod::{self, Worker},
+    provider::revision,
+};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions},
+    core::{ApiResource, Status},
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use subagent_crds::{Reason, SubagentRun, SubagentRunStatus, names};
+
+/// How soon a pod that found no room is tried again. Quota frees up when other pods end; nothing tells when.
+const QUOTA_RETRY: Duration = Duration::from_secs(10);
+
+/// A reconcile that did not get through.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A write failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The provider's revision cannot be used.
+    #[error(transparent)]
+    Revision(#[from] revision::Error),
+}
+
+/// What a write led to.
+#[derive(Debug)]
+pub enum Applied {
+    /// The run changed; this is it now.
+    Run(Box<SubagentRun>),
+    /// Something else changed: read again.
+    Changed,
+    /// Nothing more to do for now.
+    Done(Option<Duration>),
+}
+
+/// Carries out one step.
+///
+/// # Errors
+/// [`Error`] when a call fails; the next reconcile starts from what is stored.
+pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp) -> Result<Applied, Error> {
+    let run = &world.run;
+    let namespace = run.namespace().unwrap_or_default();
+    let name = run.name_any();
+    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &namespace);
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
+    match step {
+        Step::Wait(after) => Ok(Applied::Done(after)),
+        Step::Status(status) => Ok(Applied::Run(Box::new(write_status(&runs, run, &status).await?))),
+        Step::AddFinalizer => {
+            let mut finalizers = run.metadata.finalizers.clone().unwrap_or_default();
+            finalizers.push(names::RUN_FINALIZER.into());
+            Ok(Applied::Run(Box::new(write_finalizers(&runs, run, &finalizers).await?)))
+        }
+        Step::ReleaseRun => {
+            let finalizers = without(run.metadata.finalizers.clone(), names::RUN_FINALIZER);
+            match write_finalizers(&runs, run, &finalizers).await {
+                Ok(_) | Err(WriteError::Gone(_)) => Ok(Applied::Done(None)),
+                Err(error) => Err(error.into()),
+            }
+        }
+        Step::DeleteRun => {
+            let preconditions = Preconditions { uid: run.uid(), resource_version: None };
+            let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+            ignore_gone(api::write(format!("deleting run {name}"), runs.delete(&name, &params)).await)?;
+            Ok(Applied::Changed)
+        }
+        Step::CreatePod => create_pod(context, world, &runs, now).await,
+        Step::DeletePod => {
+            if let Some(pod) = &world.pod {
+                let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
+                // Never grace 0: the kubelet must prove the end (contract c50).
+                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                let pod = pod.name_any();
+                ignore_gone(api::write(format!("deleting pod {pod}"), pods.delete(&pod, &params)).await)?;
+            }
+            Ok(Applied::Changed)
+        }
+        Step::ReleasePod => {
+            if let Some(pod) = &world.pod {
+                let finalizers = without(pod.metadata.finalizers.clone(), names::POD_FINALIZER);
+                match write_finalizers(&pods, pod, &finalizers).await {
+                    Ok(_) | Err(WriteError::Gone(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(Applied::Changed)
+        }
+    }
+}
+
+fn without(finalizers: Option<Vec<String>>, name: &str) -> Vec<String> {
+    finalizers.unwrap_or_default().into_iter().filter(|finalizer| finalizer != name).collect()
+}
+
+fn ignore_gone<T>(result: Result<T, WriteError>) -> Result<(), WriteError> {
+    match result {
+        Ok(_) | Err(WriteError::Gone(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the controllers' part of a status, guarded by the resourceVersion it was computed from.
+///
+/// # Errors
+/// [`WriteError::Conflict`] when the run changed meanwhile.
+pub async fn write_status(
+    runs: &Api<SubagentRun>,
+    run: &SubagentRun,
+    status: &SubagentRunStatus,
+) -> Result<SubagentRun, WriteError> {
+    let mut own = serde_json::to_value(status).unwrap_or_default();
+    if let Some(own) = own.as_object_mut() {
+        for gateways in ["report", "result", "transcript"] {
+            own.remove(gateways);
+        }
+    }
+    let body = json!({
+        "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
+        "kind": "SubagentRun",
+        "metadata": {"name": run.name_any(), "uid": run.uid(), "resourceVersion": run.resource_version()},
+        "status": own,
+    });
+    let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+    let name = run.name_any();
+    api::write(format!("status of run {name}"), runs.patch_status(&name, &params, &Patch::Apply(&body))).await
+}
+
+async fn write_finalizers<K>(api: &Api<K>, object: &K, finalizers: &[String]) -> Result<K, WriteError>
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let meta = object.meta();
+    let patch = json!({"metadata": {
+        "uid": meta.uid, "resourceVersion": meta.resource_version, "finalizers": finalizers,
+    }});
+    let name = meta.name.clone().unwrap_or_default();
+    let params = PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() };
+    api::write(format!("finalizers of {name}"), api.patch(&name, &params, &Patch::Merge(&patch))).await
+}
+
+async fn create_pod(
+    context: &Context,
+    world: &World,
+    runs: &Api<SubagentRun>,
+    now: Timestamp,
+) -> Result<Applied, Error> {
+    let run = &world.run;
+    let old = run.status.clone().unwrap_or_default();
+    let namespace = run.namespace().unwrap_or_default();
+    let revision_name =
+        old.descriptor.as_ref().map(|descriptor| descriptor.provider_revision.clone()).unwrap_or_default();
+    let provider = match revision::read(&context.client, &namespace, &revision_name).await {
+        Ok(provider) => provider,
+        Err(error @ (revision::Error::Missing(_) | revision::Error::Malformed { .. })) => {
+            let refusal = Refusal { reason: Reason::InvalidTemplate, message: error.to_string() };
+            return fail_without_pod(runs, run, &old, &refusal, now).await;
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let roots = context.roots.borrow().clone();
+    let worker = Worker {
+        namespace: &namespace,
+        run: &run.name_any(),
+        run_uid: &run.uid().unwrap_or_default(),
+        attempt: old.attempt.unwrap_or(1),
+        parameters: run.spec.parameters.as_ref(),
+        prompt_file: run.spec.prompt.as_ref().and_then(|prompt| prompt.config_map_key_ref.as_ref()),
+        worker_image: &context.settings.worker_image,
+        gateway_url: &context.settings.gateway_url(),
+        gateway_roots: &roots,
+    };
+    let body = pod::build(&provider, &worker);
+    match create(context, &namespace, body).await {
+        Ok(_) => Ok(Applied::Changed),
+        Err(WriteError::Refused { status, .. }) if status.reason == "AlreadyExists" => Ok(Applied::Changed),
+        Err(WriteError::Refused { status, .. }) => match refused(&status) {
+            Refused::Terminating => {
+                let stopping = status::stopping(run, &old, Reason::Cancelled, "the namespace is being deleted", now);
+                Ok(Applied::Run(Box::new(write_status(runs, run, &stopping).await?)))
+            }
+            Refused::Quota => {
+                let new = status::queued(run, &old, Reason::QuotaExceeded, &status.message, now);
+                if new != old {
+                    write_status(runs, run, &new).await?;
+                }
+                Ok(Applied::Done(Some(QUOTA_RETRY)))
+            }
+            Refused::Final(reason) => {
+                let refusal = Refusal { reason, message: format!("{} {}", status.message, reason.facts().remedy) };
+                fail_without_pod(runs, run, &old, &refusal, now).await
+            }
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Creates a pod from JSON, so that fields newer than our types survive.
+pub(crate) async fn create(context: &Context, namespace: &str, body: Value) -> Result<DynamicObject, WriteError> {
+    create_with(context, namespace, body, &PostParams::default()).await
+}
+
+pub(crate) async fn create_with(
+    context: &Context,
+    namespace: &str,
+    body: Value,
+    params: &PostParams,
+) -> Result<DynamicObject, WriteError> {
+    let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let what = format!("creating pod {name}");
+    let object: DynamicObject = match serde_json::from_value(body) {
+        Ok(object) => object,
+        Err(source) => return Err(WriteError::Call { what, source: Box::new(kube::Error::SerdeError(source)) }),
+    };
+    let resource = ApiResource::erase::<Pod>(&());
+    let pods: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+    let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..params.clone() };
+    api::write(what, pods.create(&params, &object)).await
+}
+
+/// Why the API server refused a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The namespace is going away.
+    Terminating,
+    /// There is no room in the quota now.
+    Quota,
+    /// Trying again does not help.
+    Final(Reason),
+}
+
+/// Sorts a refused creation of a pod.
+pub fn refused(status: &Status) -> Refused {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    if causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating") {
+        return Refused::Terminating;
+    }
+    match status.code {
+        403 if status.message.contains("exceeded quota") => Refused::Quota,
+        403 if status.message.contains("error looking up service account") => Refused::Final(Reason::MissingReference),
+        403 => Refused::Final(Reason::PodRejected),
+        _ => Refused::Final(Reason::InvalidTemplate),
+    }
+}
+
+async fn fail_without_pod(
+    runs: &Api<SubagentRun>,
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    refusal: &Refusal,
+    now: Timestamp,
+) -> Result<Applied, Error> {
+    let done = status::ended(run, old, &outcome::failed_to_start(refusal), now);
+    let done = status::stopped(run, done, Stopped::NoPod, now);
+    Ok(Applied::Run(Box::new(write_status(runs, run, &done).await?)))
+}

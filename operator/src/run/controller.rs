@@ -1,0 +1,186 @@
+//! The run controller: what wakes a reconcile, and what its end means.
+
+use super::{
+    apply::{self, Applied, Error},
+    dereference, events, plan,
+};
+use crate::{
+    api::WriteError,
+    context::Context,
+    watching::{self, Scope},
+};
+use futures::StreamExt;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    ResourceExt,
+    runtime::{
+        Controller,
+        controller::{Action, Config},
+        reflector::{ObjectRef, Store},
+        watcher,
+    },
+};
+use std::{
+    collections::hash_map::DefaultHasher,
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+use subagent_crds::{Reason, SubagentProvider, SubagentRun, SubagentRunStatus, conditions, names};
+use tokio_util::sync::CancellationToken;
+
+/// Reconciles at a time: enough to hide the latency of the API server, few enough not to flood it.
+const CONCURRENCY: u16 = 32;
+/// Steps of one reconcile; more are taken by the next. A run takes three at most between two waits.
+const MAX_STEPS: usize = 8;
+/// Wait after a conflict: the cache is about to hear of the other write.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// Wait after a failed call.
+const FAILURE_RETRY: Duration = Duration::from_secs(2);
+
+/// Runs the controller until the token is cancelled.
+pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
+    let (reader, runs) = watching::cached::<SubagentRun>(&context, &scope, watcher::Config::default(), slim, run_facts);
+    let pods =
+        watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::RUN_UID_LABEL), pod_facts);
+    let providers = watching::changes::<SubagentProvider>(&context, &scope, watcher::Config::default(), provider_facts);
+    let waiting = reader.clone();
+    Controller::for_stream(runs, reader)
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .watches_stream(pods, |pod: Pod| {
+            let name = pod.labels().get(names::RUN_LABEL).cloned();
+            name.map(|name| ObjectRef::new(&name).within(&pod.namespace().unwrap_or_default()))
+        })
+        .watches_stream(providers, move |provider: SubagentProvider| waiting_for(&waiting, &provider))
+        .graceful_shutdown_on(async move { shutdown.cancelled().await })
+        .run(reconcile, on_error, Arc::new(context))
+        .for_each(|_| futures::future::ready(()))
+        .await;
+}
+
+/// What the cache keeps of a run: names and what is compared below, no prompts and no results.
+fn slim(run: &mut SubagentRun) {
+    run.metadata.managed_fields = None;
+    run.spec.prompt = None;
+    run.spec.parameters = None;
+    run.spec.persona = None;
+    if let Some(status) = &mut run.status {
+        status.result = None;
+    }
+}
+
+/// A change of anything hashed here wakes a reconcile. Our own status writes change none of it, so they wake nobody.
+fn run_facts(run: &SubagentRun) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    run.metadata.uid.hash(&mut hasher);
+    run.metadata.generation.hash(&mut hasher);
+    run.metadata.deletion_timestamp.is_some().hash(&mut hasher);
+    run.annotations().get(names::RELEASE_ANNOTATION).hash(&mut hasher);
+    let report = run.status.as_ref().and_then(|status| status.report.as_ref());
+    report.map(|report| (&report.pod_uid, report.attempt, report.seq)).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+fn pod_facts(pod: &Pod) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    pod.metadata.uid.hash(&mut hasher);
+    pod.metadata.deletion_timestamp.is_some().hash(&mut hasher);
+    let observed = crate::pod::observe::observe(pod, Default::default(), false);
+    format!("{observed:?}").hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+fn provider_facts(provider: &SubagentProvider) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    provider.metadata.uid.hash(&mut hasher);
+    let status = provider.status.as_ref();
+    status.map(|status| (status.observed_generation, &status.revision)).hash(&mut hasher);
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    ready.map(|ready| (&ready.status, &ready.message)).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// Runs that wait for a provider (contract c2: one that comes back is picked up without anyone touching the run).
+fn waiting_for(runs: &Store<SubagentRun>, provider: &SubagentProvider) -> Vec<ObjectRef<SubagentRun>> {
+    let (name, namespace) = (provider.name_any(), provider.namespace());
+    runs.state()
+        .iter()
+        .filter(|run| run.namespace() == namespace && run.spec.provider_ref.name == name)
+        .filter(|run| run.status.as_ref().is_none_or(|status| status.attempt.is_none() && status.finished_at.is_none()))
+        .map(|run| ObjectRef::from_obj(run.as_ref()))
+        .collect()
+}
+
+async fn reconcile(run: Arc<SubagentRun>, context: Arc<Context>) -> Result<Action, Error> {
+    let started = std::time::Instant::now();
+    let result = steps(&run, &context).await;
+    let outcome = if result.is_ok() { "ok" } else { "error" };
+    context.metrics.reconciled("run", outcome, started.elapsed().as_secs_f64());
+    result
+}
+
+async fn steps(run: &SubagentRun, context: &Context) -> Result<Action, Error> {
+    let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
+    let Some(mut world) = dereference::read(context, &namespace, &name).await? else {
+        return Ok(Action::await_change());
+    };
+    for _ in 0..MAX_STEPS {
+        let now = Timestamp::now();
+        let step = plan::next(&world, now);
+        tracing::debug!(namespace, name, step = ?kind(&step), "next step");
+        match apply::apply(context, &world, step, now).await? {
+            Applied::Done(None) => return Ok(Action::await_change()),
+            Applied::Done(Some(after)) => return Ok(Action::requeue(after)),
+            Applied::Run(written) => {
+                let old = world.run.status.clone();
+                events::publish(context, old.as_ref(), &written).await;
+                count(context, old.as_ref(), written.status.as_ref(), now);
+                world = dereference::around(context, *written).await?;
+            }
+            Applied::Changed => world = dereference::around(context, world.run).await?,
+        }
+    }
+    Ok(Action::requeue(CONFLICT_RETRY))
+}
+
+/// Metrics move on the stored transition only (pitfall T8).
+fn count(context: &Context, old: Option<&SubagentRunStatus>, new: Option<&SubagentRunStatus>, now: Timestamp) {
+    let Some(new) = new else { return };
+    let was_terminal = old.and_then(|old| old.phase).is_some_and(|phase| phase.is_terminal());
+    let Some(phase) = new.phase.filter(|phase| phase.is_terminal() && !was_terminal) else { return };
+    if let Some(reason) = new.reason.as_deref().and_then(Reason::parse) {
+        context.metrics.finished(phase, reason);
+    }
+    let last = new.report.as_ref().and_then(|report| report.final_.as_ref());
+    if let Some(ended) = last.and_then(|last| last.at.parse::<Timestamp>().ok()) {
+        let milliseconds = (now.as_millisecond() - ended.as_millisecond()).max(0);
+        context.metrics.run_settle_seconds.observe(milliseconds as f64 / 1000.0);
+    }
+}
+
+fn kind(step: &plan::Step) -> &'static str {
+    match step {
+        plan::Step::AddFinalizer => "AddFinalizer",
+        plan::Step::Status(_) => "Status",
+        plan::Step::CreatePod => "CreatePod",
+        plan::Step::DeletePod => "DeletePod",
+        plan::Step::ReleasePod => "ReleasePod",
+        plan::Step::ReleaseRun => "ReleaseRun",
+        plan::Step::DeleteRun => "DeleteRun",
+        plan::Step::Wait(_) => "Wait",
+    }
+}
+
+fn on_error(run: Arc<SubagentRun>, error: &Error, _: Arc<Context>) -> Action {
+    let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
+    match error {
+        Error::Write(WriteError::Conflict(_) | WriteError::Gone(_)) => {
+            tracing::debug!(namespace, name, %error, "changed meanwhile, reading again");
+            Action::requeue(CONFLICT_RETRY)
+        }
+        _ => {
+            tracing::warn!(namespace, name, %error, "reconcile failed");
+            Action::requeue(FAILURE_RETRY)
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! All reads of a reconcile. Everything a decision rests on is a live GET: a cache may be older than our own write.
+
+use super::{
+    plan::{self, World},
+    validate::Parent,
+};
+use crate::{
+    api::{self, ReadError},
+    context::Context,
+    pod::observe::Node,
+};
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use kube::{Api, Client};
+use std::time::Duration;
+use subagent_crds::{SubagentProvider, SubagentRun, names, run::ParentKind};
+use subagent_link::WorkerConfig;
+
+/// Taint of a node that is known to be down for good.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// Reads the world of a run; none when the run is gone.
+///
+/// # Errors
+/// When a read fails for another reason than absence.
+pub async fn read(context: &Context, namespace: &str, name: &str) -> Result<Option<World>, ReadError> {
+    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), namespace);
+    let Some(run) = api::get(&runs, name).await? else { return Ok(None) };
+    Ok(Some(around(context, run).await?))
+}
+
+/// Reads what belongs to a run that was just read or written.
+///
+/// # Errors
+/// When a read fails for another reason than absence.
+pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadError> {
+    let client = &context.client;
+    let namespace = run.metadata.namespace.clone().unwrap_or_default();
+    let status = run.status.clone().unwrap_or_default();
+    let pod_ttl = Duration::from_secs(context.settings.pod_ttl_seconds.unsigned_abs());
+    let mut world = World::new(run, pod_ttl);
+    if status.phase.is_some_and(|phase| phase.is_terminal()) && status.attempt.is_none() {
+        return Ok(world);
+    }
+    if status.attempt.is_none() {
+        let providers: Api<SubagentProvider> = Api::namespaced(client.clone(), &namespace);
+        world.provider = api::get(&providers, &world.run.spec.provider_ref.name).await?;
+    }
+    if status.pod_uid.is_none() {
+        world.parent = parent(client, &namespace, &world.run).await?;
+    }
+    if let Some(name) = plan::pod_name(&world.run) {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        world.pod = api::get(&pods, &name).await?;
+        if world.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some()) || status.stopping.is_some()
+        {
+            world.node = node(client, world.pod.as_ref()).await?;
+        }
+        world.graces = graces(world.pod.as_ref());
+        // The pod was read after the run. What its worker stored before it ended must be seen with its end.
+        let runs: Api<SubagentRun> = Api::namespaced(client.clone(), &namespace);
+        if pod_has_ended(world.pod.as_ref())
+            && let Some(fresh) = api::get(&runs, world.run.metadata.name.as_deref().unwrap_or_default()).await?
+            && fresh.metadata.uid == world.run.metadata.uid
+            && plan::pod_name(&fresh) == Some(name)
+        {
+            world.run = fresh;
+        }
+    }
+    Ok(world)
+}
+
+fn pod_has_ended(pod: Option<&Pod>) -> bool {
+    pod.is_some_and(|pod| crate::pod::observe::observe(pod, Node::Present, false).ended.is_some())
+}
+
+async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Parent, ReadError> {
+    let Some(reference) = &run.spec.parent_ref else { return Ok(Parent::NotAsked) };
+    if reference.kind != ParentKind::SubagentRun {
+        return Ok(Parent::Missing);
+    }
+    let runs: Api<SubagentRun> = Api::namespaced(client.clone(), namespace);
+    Ok(api::get(&runs, &reference.name).await?.map_or(Parent::Missing, |parent| Parent::Found(Box::new(parent))))
+}
+
+async fn node(client: &Client, pod: Option<&Pod>) -> Result<Node, ReadError> {
+    let name = pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone());
+    let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Node::Present) };
+    let nodes: Api<NodeObject> = Api::all(client.clone());
+    let Some(node) = api::get(&nodes, &name).await? else { return Ok(Node::Gone) };
+    let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+    Ok(if taints.iter().any(|taint| taint.key == OUT_OF_SERVICE) { Node::Gone } else { Node::Present })
+}
+
+/// The ladder's graces, as the pod's own worker has them.
+fn graces(pod: Option<&Pod>) -> Duration {
+    let annotations = pod.and_then(|pod| pod.metadata.annotations.as_ref());
+    let config = annotations.and_then(|all| all.get(names::WORKER_CONFIG_ANNOTATION));
+    let stop = config
+        .and_then(|text| serde_json::from_str::<WorkerConfig>(text).ok())
+        .map(|config| config.stop)
+        .unwrap_or_default();
+    let seconds = stop.cancel_grace_seconds + stop.eof_grace_seconds + stop.term_grace_seconds;
+    Duration::from_secs(seconds.unsigned_abs())
+}

@@ -1,0 +1,118 @@
+//! Events of a run: once per transition, after the transition is stored, never in its way (contract c10).
+
+use crate::context::Context;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Resource,
+    runtime::events::{Event, EventType},
+};
+use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions};
+
+/// An Event to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// True for a Warning.
+    pub warning: bool,
+    /// Reason, a stable word.
+    pub reason: &'static str,
+    /// For a person.
+    pub text: String,
+    /// True when the parent is told too.
+    pub for_parent: bool,
+}
+
+/// What a status write says that was not said before. Pure.
+pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<Note> {
+    let none = SubagentRunStatus::default();
+    let old = old.unwrap_or(&none);
+    let became = |type_| conditions::is_true(&new.conditions, type_) && !conditions::is_true(&old.conditions, type_);
+    let message = new.message.clone().unwrap_or_default();
+    let mut notes = vec![];
+    let mut note = |warning, reason, text: String, for_parent| notes.push(Note { warning, reason, text, for_parent });
+    if became(conditions::ACCEPTED) {
+        note(false, "Accepted", message.clone(), false);
+    }
+    if became(conditions::STARTED) {
+        let started = conditions::get(&new.conditions, conditions::STARTED);
+        note(false, "Started", started.map(|condition| condition.message.clone()).unwrap_or_default(), true);
+    }
+    if new.stopping.is_some() && old.stopping.is_none() {
+        note(false, "Stopping", message.clone(), false);
+    }
+    if became(conditions::INTERRUPTED) {
+        note(
+            true,
+            "Interrupted",
+            "the attempt was lost after its turn had begun: side effects are possible".into(),
+            false,
+        );
+    }
+    if became(conditions::FINISHED) {
+        let reason = new.reason.clone().unwrap_or_default();
+        let failed = new.phase != Some(Phase::Completed) && new.phase != Some(Phase::Cancelled);
+        let started = conditions::is_true(&new.conditions, conditions::STARTED);
+        let rejected = new.phase == Some(Phase::Rejected);
+        match (rejected, started) {
+            // A refused run has neither start nor end.
+            (true, _) => note(true, "Rejected", format!("{reason}: {message}"), false),
+            (false, false) if failed => note(true, "StartFailed", format!("{reason}: {message}"), true),
+            (false, _) => note(failed, "Settled", format!("{reason}: {message}"), true),
+        }
+        let refused = new.permissions.map_or(0, |permissions| permissions.rejected);
+        if refused > 0 && new.phase == Some(Phase::Completed) {
+            let text = format!(
+                "{refused} permission requests of the agent were rejected; set spec.transport.acp.permission.mode: Allow on the SubagentProvider to allow them"
+            );
+            note(true, "PermissionsRejected", text, false);
+        }
+    }
+    if new.phase.is_some_and(|phase| phase.is_terminal()) && became(conditions::STOPPED) {
+        let stopped = conditions::get(&new.conditions, conditions::STOPPED);
+        note(false, "Stopped", stopped.map(|condition| condition.message.clone()).unwrap_or_default(), false);
+    }
+    notes
+}
+
+/// Publishes what is new. A failure is logged and forgotten.
+pub async fn publish(context: &Context, old: Option<&SubagentRunStatus>, run: &SubagentRun) {
+    let Some(status) = &run.status else { return };
+    for note in notes(old, status) {
+        let own = event(&note, note.reason.into(), &note.text, None);
+        let mut told = vec![(run.object_ref(&()), own)];
+        if let Some(parent) = parent(run).filter(|_| note.for_parent) {
+            let text = format!("{}: {}", run.metadata.name.as_deref().unwrap_or_default(), note.text);
+            let about_child = event(&note, format!("Child{}", note.reason), &text, Some(run.object_ref(&())));
+            told.push((parent, about_child));
+        }
+        for (object, event) in told {
+            match tokio::time::timeout(crate::settings::CALL_TIMEOUT, context.recorder.publish(&event, &object)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, reason = note.reason, "an Event was not published"),
+                Err(_) => tracing::warn!(reason = note.reason, "an Event was not published in time"),
+            }
+        }
+    }
+}
+
+fn event(note: &Note, reason: String, text: &str, secondary: Option<ObjectReference>) -> Event {
+    Event {
+        type_: if note.warning { EventType::Warning } else { EventType::Normal },
+        reason,
+        note: Some(conditions::cut(text, 1000)),
+        action: "Reconcile".into(),
+        secondary,
+    }
+}
+
+fn parent(run: &SubagentRun) -> Option<ObjectReference> {
+    let reference = run.spec.parent_ref.as_ref()?;
+    let lineage = run.status.as_ref()?.lineage.as_ref()?;
+    Some(ObjectReference {
+        api_version: Some(format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION)),
+        kind: Some(format!("{:?}", reference.kind)),
+        namespace: run.metadata.namespace.clone(),
+        name: Some(reference.name.clone()),
+        uid: lineage.parent_uid.clone(),
+        ..ObjectReference::default()
+    })
+}

@@ -1,0 +1,14 @@
+//! Runs: from acceptance to the proof that they stopped.
+//!
+//! One reconcile is: dereference (all reads) -> plan (pure, with validate inside) -> build (pure) -> apply (writes), in
+//! a loop until there is nothing to do. The status of each step is computed purely and written with the resourceVersion
+//! it was computed from.
+
+pub mod apply;
+pub mod controller;
+pub mod dereference;
+pub mod events;
+pub mod outcome;
+pub mod plan;
+pub mod status;
+pub mod validate;

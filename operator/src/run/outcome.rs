@@ -1,0 +1,105 @@
+//! How a run ends. Pure: from the worker's final word, the pod's end and what was recorded before.
+
+use super::{plan::current_report, validate::Refusal};
+use crate::pod::observe::Ended;
+use subagent_crds::{Phase, Reason, SubagentRunStatus, run_status::Stopping};
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Terminal phase.
+    pub phase: Phase,
+    /// Stop reason; none where no agent ran.
+    pub stop_reason: Option<String>,
+    /// Reason of the taxonomy.
+    pub reason: Reason,
+    /// For a person.
+    pub message: String,
+    /// Allow-listed facts (contract c30).
+    pub diagnostic: Option<String>,
+}
+
+impl Outcome {
+    fn of(reason: Reason, message: String) -> Self {
+        let facts = reason.facts();
+        Self {
+            phase: facts.phase,
+            stop_reason: facts.stop_reason.map(|stop| stop.as_str().to_owned()),
+            reason,
+            message: if message.is_empty() { format!("{} {}", facts.meaning, facts.remedy) } else { message },
+            diagnostic: None,
+        }
+    }
+}
+
+/// A refusal: no agent ran.
+pub fn rejected(refusal: &Refusal) -> Outcome {
+    Outcome { phase: Phase::Rejected, stop_reason: None, ..Outcome::of(refusal.reason, refusal.message.clone()) }
+}
+
+/// The pod could not be created: accepted, but no agent ever ran.
+pub fn failed_to_start(refusal: &Refusal) -> Outcome {
+    Outcome::of(refusal.reason, refusal.message.clone())
+}
+
+/// Cancelled when first seen, or before a pod existed (contract c9).
+pub fn cancelled_before_start() -> Outcome {
+    Outcome::of(Reason::Cancelled, "cancelled before anything was started".into())
+}
+
+/// A stop that found no pod.
+pub fn stopped_without_pod(status: &SubagentRunStatus, stop: &Stopping) -> Outcome {
+    if stop.reason == Reason::Cancelled.as_str() {
+        cancelled_before_start()
+    } else {
+        stopped_without_report(status, stop)
+    }
+}
+
+/// A stop whose worker could not report. Without a worker a recorded stop decides (contract c27).
+pub fn stopped_without_report(status: &SubagentRunStatus, stop: &Stopping) -> Outcome {
+    let reason = Reason::parse(&stop.reason).unwrap_or(Reason::Cancelled);
+    Outcome::of(
+        reason,
+        if reason == Reason::Cancelled { String::new() } else { status.message.clone().unwrap_or_default() },
+    )
+}
+
+/// An end without a final report: the recorded stop, else what the pod shows.
+pub fn without_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
+    match &status.stopping {
+        Some(stop) => stopped_without_report(status, stop),
+        None => Outcome::of(ended.reason, format!("{}. {}", ended.message, ended.reason.facts().remedy)),
+    }
+}
+
+/// An end with the worker's final report: the protocol decides (contract c25 to c29), never an exit code.
+pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
+    let report = current_report(status);
+    let Some(last) = report.and_then(|report| report.final_.as_ref()) else { return without_report(status, ended) };
+    let turns = report.map_or(0, |report| report.turn_count.max(i64::try_from(report.turns.len()).unwrap_or(i64::MAX)));
+    let said = Reason::parse(&last.reason);
+    let outcome = match (last.stop_reason.as_str(), said) {
+        ("Completed", _) if turns < 1 => Outcome::of(
+            Reason::AgentProtocolError,
+            "the worker reported completion without one turn: a contradiction".into(),
+        ),
+        ("Completed", _) if status.result.as_ref().map(|result| &result.pod_uid) != status.pod_uid.as_ref() => {
+            Outcome::of(Reason::DurabilityFailed, "the agent completed but no result was stored".into())
+        }
+        ("Completed", _) => Outcome::of(Reason::Completed, "the agent completed".into()),
+        ("Aborted", _) => match &status.stopping {
+            Some(stop) => stopped_without_report(status, stop),
+            // Nobody asked for it: the pod was stopped from outside (contract c49).
+            None if ended.reason == Reason::WorkerLost => {
+                Outcome::of(Reason::PodDeleted, "the worker pod was stopped from outside".into())
+            }
+            None => Outcome::of(ended.reason, ended.message.clone()),
+        },
+        // What is not a failure's word cannot be the reason of one.
+        (_, Some(reason)) if reason.facts().phase == Phase::Failed => Outcome::of(reason, String::new()),
+        _ => Outcome::of(Reason::AgentProtocolError, format!("unknown end: {} {}", last.stop_reason, last.reason)),
+    };
+    let diagnostic = if outcome.phase == Phase::Completed { None } else { last.diagnostic.clone() };
+    Outcome { diagnostic, ..outcome }
+}

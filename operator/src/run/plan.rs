@@ -1,0 +1,426 @@
+//! What happens next to a run. Pure: from stored facts and the time, exactly one next step. The reconciler carries it
+//! out and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
+
+use super::{
+    outcome,
+    status::{self, Stopped},
+    validate::{self, Parent, Request, Verdict},
+};
+use crate::{
+    naming,
+    pod::{
+        Observed,
+        observe::{Ended, Node},
+    },
+};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use std::time::Duration;
+use subagent_crds::{
+    Reason, SubagentProvider, SubagentRun, SubagentRunStatus, conditions, names,
+    report::Report,
+    run_status::{Effective, Stopping},
+};
+
+/// Time beside the ladder's graces until a stop that should have ended is looked at as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
+/// Time the worker has beside the graces to report the end of a cancelled turn before its pod is deleted.
+const REPORT_MARGIN: Duration = Duration::from_secs(15);
+/// How long a terminal run's worker may take to exit by itself before its pod is deleted.
+const EXIT_MARGIN: Duration = Duration::from_secs(60);
+/// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
+const RETRY_CREATE: Duration = Duration::from_secs(5);
+
+/// Everything a decision looks at. Run and pod come from live GETs of this reconcile.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The run.
+    pub run: SubagentRun,
+    /// Its provider; read only while the run is not accepted.
+    pub provider: Option<SubagentProvider>,
+    /// Its parent; read while the run is not accepted and before its pod is created.
+    pub parent: Parent,
+    /// The pod under the name of the current attempt, whoever owns it.
+    pub pod: Option<Pod>,
+    /// The pod's node.
+    pub node: Node,
+    /// Sum of the graces of the stop ladder.
+    pub graces: Duration,
+    /// How long a stopped pod is kept.
+    pub pod_ttl: Duration,
+}
+
+impl World {
+    /// A run of which nothing else is known yet.
+    pub fn new(run: SubagentRun, pod_ttl: Duration) -> Self {
+        Self {
+            run,
+            provider: None,
+            parent: Parent::NotAsked,
+            pod: None,
+            node: Node::Present,
+            graces: Duration::ZERO,
+            pod_ttl,
+        }
+    }
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Put our finalizer on the run, before anything exists that it must outlive.
+    AddFinalizer,
+    /// Write the status.
+    Status(Box<SubagentRunStatus>),
+    /// Create the pod of the current attempt.
+    CreatePod,
+    /// Delete the pod of the current attempt; the kubelet gives its worker the whole ladder.
+    DeletePod,
+    /// Take our finalizer off the pod: its end is stored.
+    ReleasePod,
+    /// Take our finalizer off the run: it is stopped.
+    ReleaseRun,
+    /// Delete the run: its time to live is over.
+    DeleteRun,
+    /// Nothing to do until something changes or the time passes.
+    Wait(Option<Duration>),
+}
+
+/// Decides the next step.
+pub fn next(world: &World, now: Timestamp) -> Step {
+    let run = &world.run;
+    let status = run.status.clone().unwrap_or_default();
+    let deleting = run.metadata.deletion_timestamp.is_some();
+    if deleting && !has_finalizer(run) {
+        return Step::Wait(None);
+    }
+    if status.phase.is_some_and(|phase| phase.is_terminal()) {
+        return after_end(world, &status, now);
+    }
+    if status.attempt.is_none() {
+        return before_acceptance(world, &status, now);
+    }
+    during(world, &status, now)
+}
+
+fn has_finalizer(run: &SubagentRun) -> bool {
+    run.metadata.finalizers.iter().flatten().any(|name| name == names::RUN_FINALIZER)
+}
+
+fn wants_stop(run: &SubagentRun) -> bool {
+    run.spec.cancel || run.metadata.deletion_timestamp.is_some()
+}
+
+/// A status step if it differs from what is stored, else `otherwise`.
+fn differing(old: &SubagentRunStatus, new: SubagentRunStatus, otherwise: Step) -> Step {
+    if *old == new { otherwise } else { Step::Status(Box::new(new)) }
+}
+
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::from_millis((at.as_millisecond() - now.as_millisecond()).max(1).unsigned_abs())
+}
+
+fn soonest(times: impl IntoIterator<Item = Option<Timestamp>>, now: Timestamp) -> Step {
+    Step::Wait(times.into_iter().flatten().min().map(|at| until(at, now)))
+}
+
+fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
+    let run = &world.run;
+    if wants_stop(run) {
+        // Contract c9: a run cancelled when first seen starts nothing.
+        let done = status::ended(run, old, &outcome::cancelled_before_start(), now);
+        return Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)));
+    }
+    let refused = |refusal: &validate::Refusal| {
+        let done = status::ended(run, old, &outcome::rejected(refusal), now);
+        Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)))
+    };
+    let request = Request { run, provider: world.provider.as_ref(), parent: &world.parent };
+    match validate::validate(&request) {
+        Verdict::Refused(refusal) => refused(&refusal),
+        Verdict::Waits(refusal) => {
+            let seconds = validate::start_deadline(run, world.provider.as_ref());
+            let deadline = validate::start_deadline_at(run, seconds);
+            if now >= deadline {
+                return refused(&refusal);
+            }
+            differing(old, status::waiting(run, old, &refusal, now), Step::Wait(Some(until(deadline, now))))
+        }
+        Verdict::Accepted(_) if !has_finalizer(run) => Step::AddFinalizer,
+        Verdict::Accepted(acceptance) => Step::Status(Box::new(status::accepted(run, old, *acceptance, now))),
+    }
+}
+
+fn during(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
+    let run = &world.run;
+    let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
+    let observed = ours.map(|pod| crate::pod::observe::observe(pod, world.node, released(run, pod)));
+    let report = current_report(old);
+    let final_ = report.and_then(|report| report.final_.as_ref());
+
+    // A new pod's UID is stored before anything its worker says is believed.
+    if let (Some(pod), None) = (ours, &old.pod_uid) {
+        return Step::Status(Box::new(status::pod_created(run, old, pod, now)));
+    }
+    // Reasons to stop become stored facts before anything is stopped; the first one stays.
+    if old.stopping.is_none()
+        && final_.is_none()
+        && let Some(reason) = stop_reason(world, old, observed.as_ref(), now)
+    {
+        let (reason, message) = reason;
+        return Step::Status(Box::new(status::stopping(run, old, reason, &message, now)));
+    }
+    let lost = match (&old.pod_uid, ours) {
+        (Some(uid), Some(pod)) if pod.metadata.uid.as_ref() == Some(uid) => None,
+        (Some(_), _) => Some(Ended {
+            reason: Reason::PodDeleted,
+            message: "the worker pod was removed together with its finalizer".into(),
+        }),
+        (None, _) => None,
+    };
+    if let Some(lost) = lost {
+        return end(world, old, &End { ended: &lost, stopped: Some(Stopped::ObjectGone), sidecar_lives: false }, now);
+    }
+    let Some(observed) = observed else { return without_pod(world, old, now) };
+    let proof = observed.proof.map(Stopped::Proof);
+
+    if observed.ended.is_some() || final_.is_some() {
+        let nothing = Ended { reason: Reason::WorkerLost, message: String::new() };
+        let ended = observed.ended.as_ref().unwrap_or(&nothing);
+        return end(world, old, &End { ended, stopped: proof, sidecar_lives: observed.sidecar_lives }, now);
+    }
+    if let Some(stop) = &old.stopping {
+        return stop_pod(world, old, stop, &observed, report, proof, now);
+    }
+    let current = status::progress(run, old, &observed, now);
+    let deadlines = [start_deadline(run, old), active_deadline(old), idle_deadline(old)];
+    differing(old, current, soonest(deadlines, now))
+}
+
+/// The attempt is over, by the worker's word or by the pod's end.
+fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) -> Step {
+    let run = &world.run;
+    let last_word = current_report(old).and_then(|report| report.final_.as_ref());
+    let outcome = if last_word.is_some() {
+        outcome::from_report(old, end.ended)
+    } else {
+        outcome::without_report(old, end.ended)
+    };
+    if let Some(stopped) = end.stopped {
+        let done = status::ended(run, old, &outcome, now);
+        return Step::Status(Box::new(status::stopped(run, done, stopped, now)));
+    }
+    // Phase stays Cancelling until the stop is proven; a start that failed is rolled back before it settles (c8).
+    if outcome.phase != subagent_crds::Phase::Cancelled && status::is_started(&status::ended(run, old, &outcome, now)) {
+        return Step::Status(Box::new(status::ended(run, old, &outcome, now)));
+    }
+    let said = last_word.and_then(|last| last.at.parse::<Timestamp>().ok());
+    let since = old.stopping.as_ref().map(|stop| stop.at.0).or(said).unwrap_or(now);
+    let exit_by = since + world.graces + REPORT_MARGIN;
+    let stuck_at = exit_by + STUCK_AFTER;
+    if now >= stuck_at {
+        return Step::Status(Box::new(status::stuck(run, old, &outcome, now)));
+    }
+    let deleting = run.metadata.deletion_timestamp.is_some();
+    if !pod_is_deleting(world) && (end.sidecar_lives || deleting || now >= exit_by) {
+        return Step::DeletePod;
+    }
+    soonest([Some(exit_by).filter(|at| *at > now), Some(stuck_at)], now)
+}
+
+/// What is known of an attempt that is over.
+struct End<'a> {
+    ended: &'a Ended,
+    stopped: Option<Stopped>,
+    sidecar_lives: bool,
+}
+
+fn pod_is_deleting(world: &World) -> bool {
+    world.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some())
+}
+
+/// No pod under the attempt's name is ours, and none was ever stored.
+fn without_pod(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
+    let run = &world.run;
+    if let Some(stop) = &old.stopping {
+        let done = status::ended(run, old, &outcome::stopped_without_pod(old, stop), now);
+        return Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)));
+    }
+    if let Some(reference) = &run.spec.parent_ref
+        && let Err(Verdict::Refused(refusal)) = validate::available_parent(run, reference, &world.parent)
+    {
+        let done = status::ended(run, old, &outcome::rejected(&refusal), now);
+        return Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)));
+    }
+    if let Some(pod) = &world.pod {
+        // D2: never adopted, never overwritten; named until somebody removes it or the start deadline passes.
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let message = format!("pod {name} exists and does not belong to this run; delete it");
+        let wait = soonest([start_deadline(run, old), Some(now + RETRY_CREATE)], now);
+        return differing(old, status::not_starting(run, old, Reason::PodRejected, &message, now), wait);
+    }
+    Step::CreatePod
+}
+
+/// A stop is under way and neither a final report nor the pod's end is there yet.
+fn stop_pod(
+    world: &World,
+    old: &SubagentRunStatus,
+    stop: &Stopping,
+    observed: &Observed,
+    report: Option<&Report>,
+    proof: Option<Stopped>,
+    now: Timestamp,
+) -> Step {
+    let run = &world.run;
+    let outcome = outcome::stopped_without_report(old, stop);
+    if let Some(proof) = proof {
+        let done = status::ended(run, old, &outcome, now);
+        return Step::Status(Box::new(status::stopped(run, done, proof, now)));
+    }
+    let report_due = stop.at.0 + world.graces + REPORT_MARGIN;
+    let stuck_at = report_due + STUCK_AFTER;
+    // A connected worker gets the cancel over the link and may report its end while the pod and its log stay; a run that
+    // is deleted, or whose worker never spoke, has nothing to wait for.
+    let at_once = run.metadata.deletion_timestamp.is_some() || report.is_none();
+    if !observed.deleting && (at_once || now >= report_due) {
+        return Step::DeletePod;
+    }
+    if now >= stuck_at {
+        return Step::Status(Box::new(status::stuck(run, old, &outcome, now)));
+    }
+    soonest([Some(report_due).filter(|at| *at > now), Some(stuck_at)], now)
+}
+
+/// The phase is terminal: prove the stop, release, clean up.
+fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
+    let run = &world.run;
+    let deleting = run.metadata.deletion_timestamp.is_some();
+    let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
+    let finished = old.finished_at.as_ref().map_or(now, |time| time.0);
+    if !conditions::is_true(&old.conditions, conditions::STOPPED) {
+        let observed = ours.map(|pod| crate::pod::observe::observe(pod, world.node, released(run, pod)));
+        let proof = match &observed {
+            None if old.pod_uid.is_none() => Some(Stopped::NoPod),
+            None => Some(Stopped::ObjectGone),
+            Some(observed) => observed.proof.map(Stopped::Proof),
+        };
+        if let Some(proof) = proof {
+            return Step::Status(Box::new(status::stopped(run, old.clone(), proof, now)));
+        }
+        let sidecar_lives = observed.as_ref().is_some_and(|observed| observed.sidecar_lives);
+        let overdue = finished + world.graces + EXIT_MARGIN;
+        if !pod_is_deleting(world) && (deleting || sidecar_lives || now >= overdue) {
+            return Step::DeletePod;
+        }
+        return soonest([Some(overdue).filter(|at| *at > now)], now);
+    }
+    if let Some(pod) = ours {
+        if pod.metadata.finalizers.iter().flatten().any(|name| name == names::POD_FINALIZER) {
+            return Step::ReleasePod;
+        }
+        let kept_until = finished + world.pod_ttl;
+        if pod.metadata.deletion_timestamp.is_none() && (deleting || now >= kept_until) {
+            return Step::DeletePod;
+        }
+        if !deleting {
+            return soonest([Some(kept_until).filter(|at| *at > now), ttl(old)], now);
+        }
+    }
+    if deleting {
+        return Step::ReleaseRun;
+    }
+    match ttl(old) {
+        Some(at) if now >= at => Step::DeleteRun,
+        at => soonest([at], now),
+    }
+}
+
+fn ttl(status: &SubagentRunStatus) -> Option<Timestamp> {
+    let seconds =
+        status.effective.as_ref().map_or(validate::TTL_SECONDS, |effective| effective.ttl_seconds_after_finished);
+    let finished = status.finished_at.as_ref()?.0;
+    Some(finished + Duration::from_secs(seconds.unsigned_abs()))
+}
+
+/// Ownership is matched by UID, never by name or label alone.
+pub fn owned_by(pod: &Pod, run: &SubagentRun) -> bool {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let uid = run.metadata.uid.as_deref();
+    owners.into_iter().any(|owner| owner.controller == Some(true) && Some(owner.uid.as_str()) == uid)
+}
+
+fn released(run: &SubagentRun, pod: &Pod) -> bool {
+    let annotation = run.metadata.annotations.as_ref().and_then(|all| all.get(names::RELEASE_ANNOTATION));
+    annotation.is_some() && annotation == pod.metadata.uid.as_ref()
+}
+
+/// The report of the current attempt's pod; an older attempt's is history.
+pub fn current_report(status: &SubagentRunStatus) -> Option<&Report> {
+    let report = status.report.as_ref()?;
+    (Some(report.attempt) == status.attempt && Some(&report.pod_uid) == status.pod_uid.as_ref()).then_some(report)
+}
+
+/// Name of the pod of the current attempt.
+pub fn pod_name(run: &SubagentRun) -> Option<String> {
+    let attempt = run.status.as_ref()?.attempt?;
+    Some(naming::pod(run.metadata.name.as_deref()?, run.metadata.uid.as_deref()?, attempt))
+}
+
+fn effective(status: &SubagentRunStatus) -> Effective {
+    status.effective.clone().unwrap_or_default()
+}
+
+fn start_deadline(run: &SubagentRun, status: &SubagentRunStatus) -> Option<Timestamp> {
+    if status::is_started(status) || status.queued_since.is_some() {
+        return None;
+    }
+    Some(validate::start_deadline_at(run, effective(status).start_deadline_seconds.max(1)))
+}
+
+fn active_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
+    let seconds = effective(status).active_deadline_seconds?;
+    Some(status.started_at.as_ref()?.0 + Duration::from_secs(seconds.unsigned_abs()))
+}
+
+fn idle_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
+    let seconds = effective(status).idle_deadline_seconds?;
+    let started = status.started_at.as_ref()?.0;
+    let activity = current_report(status).and_then(|report| report.activity.as_ref());
+    let last =
+        activity.and_then(|activity| activity.at.parse::<Timestamp>().ok()).map_or(started, |at| at.max(started));
+    Some(last + Duration::from_secs(seconds.unsigned_abs()))
+}
+
+/// Why the run must be stopped now, if it must.
+fn stop_reason(
+    world: &World,
+    old: &SubagentRunStatus,
+    observed: Option<&Observed>,
+    now: Timestamp,
+) -> Option<(Reason, String)> {
+    let run = &world.run;
+    if wants_stop(run) {
+        let how = if run.spec.cancel { "spec.cancel is true" } else { "the run is being deleted" };
+        return Some((Reason::Cancelled, how.into()));
+    }
+    let problem = observed.and_then(|observed| observed.problem.as_ref());
+    if let Some(problem) = problem.filter(|problem| problem.is_final) {
+        return Some((problem.reason, format!("{} {}", problem.message, problem.reason.facts().remedy)));
+    }
+    if start_deadline(run, old).is_some_and(|at| now >= at) {
+        let stage = status::stage(old, observed);
+        // A start that was seen failing for a reason ends with that reason.
+        let reason = problem.map_or(Reason::StartDeadlineExceeded, |problem| problem.reason);
+        let seconds = effective(old).start_deadline_seconds;
+        return Some((reason, format!("not started after {seconds} s; last seen: {stage}")));
+    }
+    if active_deadline(old).is_some_and(|at| now >= at) {
+        let seconds = effective(old).active_deadline_seconds.unwrap_or_default();
+        return Some((Reason::DeadlineExceeded, format!("active for longer than activeDeadlineSeconds: {seconds}")));
+    }
+    if idle_deadline(old).is_some_and(|at| now >= at) {
+        let seconds = effective(old).idle_deadline_seconds.unwrap_or_default();
+        return Some((Reason::IdleDeadlineExceeded, format!("no sign of life for idleDeadlineSeconds: {seconds}")));
+    }
+    None
+}

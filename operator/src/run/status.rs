@@ -1,0 +1,300 @@
+//! The status of a run after a step. Pure; time is an argument. Nothing here touches report, result and transcript: they
+//! are the gateway's.
+
+use super::{
+    outcome::Outcome,
+    plan::current_report,
+    validate::{Acceptance, Refusal},
+};
+use crate::{
+    naming,
+    pod::{Observed, Proof},
+};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use subagent_crds::{
+    Phase, Reason, SubagentRun, SubagentRunStatus,
+    bounds::ATTEMPTS,
+    conditions::{self, Status},
+    run_status::{Attempt, Stopping},
+};
+
+/// How a run is known to be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// No pod was ever created.
+    NoPod,
+    /// The pod's status proves it.
+    Proof(Proof),
+    /// The pod was removed by force.
+    ObjectGone,
+}
+
+/// True once the ACP session existed (contract c8).
+pub fn is_started(status: &SubagentRunStatus) -> bool {
+    conditions::is_true(&status.conditions, conditions::STARTED)
+}
+
+fn set(
+    run: &SubagentRun,
+    status: &mut SubagentRunStatus,
+    type_: &str,
+    value: Status,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) {
+    conditions::set(&mut status.conditions, type_, value, reason, message, run.metadata.generation, &Time(now));
+    status.observed_generation = run.metadata.generation;
+}
+
+fn say(status: &mut SubagentRunStatus, message: &str) {
+    status.message = Some(conditions::cut(message, subagent_crds::bounds::MESSAGE));
+}
+
+/// Not accepted yet, and why.
+pub fn waiting(run: &SubagentRun, old: &SubagentRunStatus, refusal: &Refusal, now: Timestamp) -> SubagentRunStatus {
+    let mut new = old.clone();
+    new.phase = Some(Phase::Pending);
+    new.reason = Some(refusal.reason.to_string());
+    say(&mut new, &refusal.message);
+    set(run, &mut new, conditions::ACCEPTED, Status::False, refusal.reason.as_str(), &refusal.message, now);
+    new
+}
+
+/// Accepted: lineage, descriptor and effective settings are written once, and the first attempt is named before its pod
+/// exists.
+pub fn accepted(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    acceptance: Acceptance,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = old.clone();
+    let provider = acceptance.descriptor.provider.clone();
+    new.lineage = Some(acceptance.lineage);
+    new.descriptor = Some(acceptance.descriptor);
+    new.effective = Some(acceptance.effective);
+    new.phase = Some(Phase::Starting);
+    new.reason = None;
+    say(&mut new, "the worker pod is being created");
+    set(
+        run,
+        &mut new,
+        conditions::ACCEPTED,
+        Status::True,
+        "Accepted",
+        &format!("SubagentProvider {provider} takes the run"),
+        now,
+    );
+    open_attempt(run, &mut new, 1);
+    new
+}
+
+fn open_attempt(run: &SubagentRun, status: &mut SubagentRunStatus, number: i32) {
+    let name = run.metadata.name.as_deref().unwrap_or_default();
+    let uid = run.metadata.uid.as_deref().unwrap_or_default();
+    status.attempt = Some(number);
+    status.pod_uid = None;
+    status.attempts.insert(0, Attempt { number, pod_name: naming::pod(name, uid, number), ..Attempt::default() });
+    status.attempts.truncate(ATTEMPTS);
+}
+
+/// The pod exists: from now on its worker is believed.
+pub fn pod_created(run: &SubagentRun, old: &SubagentRunStatus, pod: &Pod, now: Timestamp) -> SubagentRunStatus {
+    let mut new = leave_queue(old, now);
+    new.pod_uid = pod.metadata.uid.clone();
+    if let Some(attempt) = new.attempts.first_mut() {
+        attempt.pod_uid = pod.metadata.uid.clone();
+        attempt.started_at = pod.metadata.creation_timestamp.clone();
+    }
+    new.phase = Some(Phase::Starting);
+    new.reason = None;
+    say(&mut new, "the worker pod is starting");
+    set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", "the worker pod is starting", now);
+    new
+}
+
+/// No room for a pod now: the time does not count towards the start deadline.
+pub fn queued(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    reason: Reason,
+    message: &str,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = old.clone();
+    new.phase = Some(Phase::Queued);
+    new.reason = Some(reason.to_string());
+    new.queued_since = new.queued_since.or(Some(Time(now)));
+    say(&mut new, message);
+    set(run, &mut new, conditions::WORKER_READY, Status::False, reason.as_str(), message, now);
+    new
+}
+
+fn leave_queue(old: &SubagentRunStatus, now: Timestamp) -> SubagentRunStatus {
+    let mut new = old.clone();
+    if let Some(since) = new.queued_since.take() {
+        new.queued_seconds += (now.as_second() - since.0.as_second()).max(0);
+    }
+    new
+}
+
+/// Something keeps the pod from being created or from starting; it may pass.
+pub fn not_starting(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    reason: Reason,
+    message: &str,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = leave_queue(old, now);
+    new.phase = Some(Phase::Starting);
+    new.reason = Some(reason.to_string());
+    say(&mut new, message);
+    set(run, &mut new, conditions::WORKER_READY, Status::False, reason.as_str(), message, now);
+    new
+}
+
+/// What the pod and the worker show while nothing is over.
+pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed, now: Timestamp) -> SubagentRunStatus {
+    let report = current_report(old);
+    if let Some(session) = report.and_then(|report| report.session.as_ref()) {
+        if is_started(old) {
+            return fold(old);
+        }
+        let mut new = fold(old);
+        let agent = report.and_then(|report| report.agent.clone()).unwrap_or_default();
+        let agent = format!("{} {}", agent.name, agent.version);
+        new.phase = Some(Phase::Running);
+        new.reason = None;
+        new.started_at = Some(Time(now));
+        say(&mut new, &format!("{} is working", agent.trim()));
+        set(run, &mut new, conditions::WORKER_READY, Status::True, "Connected", "the worker is connected", now);
+        set(
+            run,
+            &mut new,
+            conditions::STARTED,
+            Status::True,
+            "SessionReady",
+            &format!("ACP session {} with {}", session.id, agent.trim()),
+            now,
+        );
+        return new;
+    }
+    if let Some(problem) = &observed.problem {
+        return not_starting(run, old, problem.reason, &problem.message, now);
+    }
+    let mut new = old.clone();
+    new.phase = Some(Phase::Starting);
+    new.reason = None;
+    if let Some(report) = report.filter(|report| !report.stage.is_empty()) {
+        let message = format!("the worker is at stage {}", report.stage);
+        say(&mut new, &message);
+        set(run, &mut new, conditions::WORKER_READY, Status::True, "Connected", "the worker is connected", now);
+    } else if !conditions::is_true(&new.conditions, conditions::WORKER_READY) {
+        say(&mut new, "the worker pod is starting");
+        set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", "the worker pod is starting", now);
+    }
+    new
+}
+
+/// Copies what the report says about usage and permissions to where people look for it.
+fn fold(old: &SubagentRunStatus) -> SubagentRunStatus {
+    let mut new = old.clone();
+    if let Some(report) = current_report(old) {
+        new.usage = report.usage.clone().or(new.usage);
+        new.permissions = report.permissions.or(new.permissions);
+    }
+    new
+}
+
+/// What the run was last seen doing, for the message of a start deadline.
+pub fn stage(status: &SubagentRunStatus, observed: Option<&Observed>) -> String {
+    if let Some(report) = current_report(status).filter(|report| !report.stage.is_empty()) {
+        return format!("stage {} of the worker", report.stage);
+    }
+    match observed {
+        None => status.message.clone().unwrap_or_else(|| "no worker pod".into()),
+        Some(Observed { problem: Some(problem), .. }) => format!("{}: {}", problem.reason, problem.message),
+        Some(_) => "the worker pod runs, its worker has not reported (stage Connecting or Initialize)".into(),
+    }
+}
+
+/// A reason to stop is recorded, before anything is stopped.
+pub fn stopping(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    reason: Reason,
+    message: &str,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = leave_queue(old, now);
+    new.phase = Some(Phase::Cancelling);
+    new.stopping = Some(Stopping { reason: reason.to_string(), at: Time(now) });
+    new.reason = Some(reason.to_string());
+    say(&mut new, message);
+    set(run, &mut new, conditions::STOPPED, Status::False, "Stopping", &format!("stopping: {message}"), now);
+    new
+}
+
+/// The run is over. A run that did start says so even when it is noticed only now (contract c10).
+pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now: Timestamp) -> SubagentRunStatus {
+    let mut new = leave_queue(&fold(old), now);
+    let session = current_report(old).and_then(|report| report.session.as_ref());
+    if session.is_some() && !is_started(old) {
+        new.started_at = Some(Time(now));
+        set(run, &mut new, conditions::WORKER_READY, Status::True, "Connected", "the worker was connected", now);
+        set(run, &mut new, conditions::STARTED, Status::True, "SessionReady", "the ACP session existed", now);
+    }
+    if outcome.phase == Phase::Rejected {
+        set(run, &mut new, conditions::ACCEPTED, Status::False, outcome.reason.as_str(), &outcome.message, now);
+    }
+    new.phase = Some(outcome.phase);
+    new.stop_reason = outcome.stop_reason.clone();
+    new.reason = Some(outcome.reason.to_string());
+    new.diagnostic = outcome.diagnostic.as_ref().map(|text| conditions::cut(text, subagent_crds::bounds::DIAGNOSTIC));
+    new.finished_at = Some(Time(now));
+    say(&mut new, &outcome.message);
+    if let Some(attempt) = new.attempts.first_mut() {
+        attempt.reason = Some(outcome.reason.to_string());
+    }
+    let lost = [Reason::WorkerLost, Reason::PodDeleted, Reason::Evicted, Reason::NodeLost, Reason::OOMKilled];
+    let turn_began = current_report(old).is_some_and(|report| !report.turns.is_empty());
+    if turn_began && lost.contains(&outcome.reason) {
+        let message = "the attempt was lost after its turn had begun: side effects are possible";
+        set(run, &mut new, conditions::INTERRUPTED, Status::True, outcome.reason.as_str(), message, now);
+    }
+    let succeeded = outcome.phase == Phase::Completed;
+    set(run, &mut new, conditions::SUCCEEDED, succeeded.into(), outcome.reason.as_str(), &outcome.message, now);
+    set(run, &mut new, conditions::FINISHED, Status::True, outcome.phase.as_str(), &outcome.message, now);
+    new
+}
+
+/// Nothing of the run can be running any more, and why that is known.
+pub fn stopped(run: &SubagentRun, status: SubagentRunStatus, how: Stopped, now: Timestamp) -> SubagentRunStatus {
+    let mut new = status;
+    let (reason, message) = match how {
+        Stopped::NoPod => ("NoPod", "no worker pod was created"),
+        Stopped::ObjectGone => (Proof::ObjectGone.as_str(), Proof::ObjectGone.sentence()),
+        Stopped::Proof(proof) => (proof.as_str(), proof.sentence()),
+    };
+    if let Some(attempt) = new.attempts.first_mut().filter(|_| how != Stopped::NoPod) {
+        attempt.finished_at = Some(Time(now));
+    }
+    set(run, &mut new, conditions::STOPPED, Status::True, reason, message, now);
+    new
+}
+
+/// A stop that cannot be proven in time. The run settles, and goes on looking for the proof.
+pub fn stuck(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now: Timestamp) -> SubagentRunStatus {
+    let pod = old.attempts.first().map(|attempt| attempt.pod_name.clone()).unwrap_or_default();
+    let message = format!("pod {pod} could not be proven stopped: {}", Reason::CleanupFailed.facts().remedy);
+    let outcome = if outcome.phase == Phase::Cancelled {
+        Outcome { reason: Reason::CleanupFailed, message: message.clone(), ..outcome.clone() }
+    } else {
+        outcome.clone()
+    };
+    let mut new = ended(run, old, &outcome, now);
+    set(run, &mut new, conditions::STOPPED, Status::False, "CleanupFailed", &message, now);
+    new
+}

@@ -1,0 +1,320 @@
+//! Acceptance of a run (contract sections 2 and 3). Pure; the first failure in the contract's order wins.
+
+use crate::schema_subset;
+use k8s_openapi::jiff::Timestamp;
+use subagent_crds::{
+    Reason, SubagentProvider, SubagentRun, bounds, conditions,
+    run::{InterruptionPolicy, ParentKind},
+    run_status::{Descriptor, Effective, Lineage},
+};
+
+/// Start deadline when neither run nor provider say one, in seconds: long enough to pull a large image.
+pub const START_DEADLINE_SECONDS: i64 = 600;
+/// How long a finished run is kept when nobody says: seven days.
+pub const TTL_SECONDS: i64 = 7 * 24 * 3600;
+/// Worker pods a run may use when nobody says.
+pub const MAX_ATTEMPTS: i32 = 3;
+/// The capability to compute depths and hold caps; the operator gives it to every agent.
+pub const DEPTH_LIMIT: &str = "DepthLimit";
+
+/// What was found of the parent a run names.
+#[derive(Clone, Debug, Default)]
+pub enum Parent {
+    /// The run names none.
+    #[default]
+    NotAsked,
+    /// No object of that kind and name.
+    Missing,
+    /// The parent, from a live GET.
+    Found(Box<SubagentRun>),
+}
+
+/// Everything acceptance looks at.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The run, from a live GET.
+    pub run: &'a SubagentRun,
+    /// Its provider, none when there is no object of that name.
+    pub provider: Option<&'a SubagentProvider>,
+    /// Its parent.
+    pub parent: &'a Parent,
+}
+
+/// The outcome of acceptance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// It is taken; what follows is written once.
+    Accepted(Box<Acceptance>),
+    /// It cannot be decided yet; at the start deadline it is refused with this reason.
+    Waits(Refusal),
+    /// It is refused for good.
+    Refused(Refusal),
+}
+
+/// What acceptance writes once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Acceptance {
+    /// Lineage, computed by the operator.
+    pub lineage: Lineage,
+    /// How the run was composed.
+    pub descriptor: Descriptor,
+    /// Deadlines and policies in force.
+    pub effective: Effective,
+}
+
+/// Why a run is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Reason of the taxonomy.
+    pub reason: Reason,
+    /// The object, the field and the remedy.
+    pub message: String,
+}
+
+fn refuse(reason: Reason, message: String) -> Verdict {
+    Verdict::Refused(Refusal { reason, message })
+}
+
+/// Decides whether a run is taken.
+pub fn validate(request: &Request<'_>) -> Verdict {
+    match check(request) {
+        Ok(acceptance) => Verdict::Accepted(Box::new(acceptance)),
+        Err(verdict) => verdict,
+    }
+}
+
+fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
+    let spec = &request.run.spec;
+    let provider = ready_provider(request)?;
+    capabilities(request.run, provider)?;
+    arguments(request.run)?;
+    if let Some(schema) = &spec.output_schema {
+        schema_subset::check(schema).map_err(|violations| refuse(Reason::UnsupportedSchema, violations.join("; ")))?;
+    }
+    let (lineage, cap) = lineage(request)?;
+    let defaults = &provider.spec.run_defaults;
+    let revision = provider.status.as_ref().and_then(|status| status.revision.clone()).unwrap_or_default();
+    Ok(Acceptance {
+        lineage,
+        descriptor: Descriptor {
+            version: 1,
+            mode: "OneShot".into(),
+            provider: spec.provider_ref.name.clone(),
+            provider_revision: revision,
+            context: format!("{:?}", provider.spec.context),
+            description: spec.description.clone(),
+            persona: spec.persona.clone(),
+            tool_filter: spec.tool_filter.clone(),
+            max_depth: cap,
+        },
+        effective: Effective {
+            start_deadline_seconds: start_deadline(request.run, Some(provider)),
+            active_deadline_seconds: spec.active_deadline_seconds.or(defaults.active_deadline_seconds),
+            idle_deadline_seconds: spec.idle_deadline_seconds.or(defaults.idle_deadline_seconds),
+            ttl_seconds_after_finished: spec
+                .ttl_seconds_after_finished
+                .or(defaults.ttl_seconds_after_finished)
+                .unwrap_or(TTL_SECONDS),
+            interruption_policy: spec.interruption_policy.or(defaults.interruption_policy).unwrap_or_default(),
+            max_attempts: spec.max_attempts.or(defaults.max_attempts).unwrap_or(MAX_ATTEMPTS),
+        },
+    })
+}
+
+/// The start deadline in force, also before acceptance, in seconds.
+pub fn start_deadline(run: &SubagentRun, provider: Option<&SubagentProvider>) -> i64 {
+    run.spec
+        .start_deadline_seconds
+        .or_else(|| provider.and_then(|provider| provider.spec.run_defaults.start_deadline_seconds))
+        .unwrap_or(START_DEADLINE_SECONDS)
+}
+
+/// When the start deadline passes. Time spent Queued does not count.
+pub fn start_deadline_at(run: &SubagentRun, seconds: i64) -> Timestamp {
+    let created = run.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let queued = run.status.as_ref().map_or(0, |status| status.queued_seconds);
+    created + std::time::Duration::from_secs((seconds + queued).unsigned_abs())
+}
+
+fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Verdict> {
+    let name = &request.run.spec.provider_ref.name;
+    let waits = |reason, message| Verdict::Waits(Refusal { reason, message });
+    let Some(provider) = request.provider.filter(|provider| provider.metadata.deletion_timestamp.is_none()) else {
+        return Err(waits(
+            Reason::NoProvider,
+            format!(
+                "waiting for SubagentProvider {name}: it does not exist in this namespace; create it, or correct spec.providerRef.name in a new run"
+            ),
+        ));
+    };
+    let status = provider.status.clone().unwrap_or_default();
+    let ready = conditions::get(&status.conditions, conditions::READY);
+    let current = status.observed_generation == provider.metadata.generation;
+    match ready {
+        Some(ready) if ready.status == "True" && current && status.revision.is_some() => Ok(provider),
+        Some(ready) if current => Err(waits(
+            Reason::ProviderNotReady,
+            format!("waiting for SubagentProvider {name}: {}: {}", ready.reason, ready.message),
+        )),
+        _ => Err(waits(
+            Reason::ProviderNotReady,
+            format!("waiting for SubagentProvider {name}: it has not been checked yet"),
+        )),
+    }
+}
+
+/// Contract c5: outputSchema, maxDepth, toolFilter, persona, then the other optional fields. Presence counts (c6).
+fn capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Verdict> {
+    let spec = &run.spec;
+    let options = spec.agent_options.clone().unwrap_or_default();
+    let prompt_has_image =
+        spec.prompt.iter().flat_map(|prompt| prompt.content.iter().flatten()).any(|block| block.image.is_some());
+    let policy = spec.interruption_policy.or(provider.spec.run_defaults.interruption_policy).unwrap_or_default();
+    let asked = [
+        (spec.output_schema.is_some(), "spec.outputSchema", "OutputSchema"),
+        (spec.max_depth.is_some(), "spec.maxDepth", DEPTH_LIMIT),
+        (spec.tool_filter.is_some(), "spec.toolFilter", "ToolFilter"),
+        (spec.persona.is_some(), "spec.persona", "Persona"),
+        (options.provider.is_some(), "spec.agentOptions.provider", "AgentProvider"),
+        (options.model.is_some(), "spec.agentOptions.model", "AgentModel"),
+        (options.max_tokens.is_some(), "spec.agentOptions.maxTokens", "AgentMaxTokens"),
+        (spec.activation.is_some(), "spec.activation", "Continuation"),
+        (policy == InterruptionPolicy::Resume, "spec.interruptionPolicy: Resume", "InterruptionResume"),
+        (policy == InterruptionPolicy::Restart, "spec.interruptionPolicy: Restart", "InterruptionRestart"),
+        (prompt_has_image, "spec.prompt.content[].image", "ImagePrompt"),
+    ];
+    let has = provider.status.as_ref().map(|status| status.capabilities.as_slice()).unwrap_or_default();
+    for (is_asked, field, capability) in asked {
+        if is_asked && !has.iter().any(|known| known == capability) {
+            return Err(refuse(
+                Reason::UnsupportedCapability,
+                format!(
+                    "SubagentProvider {} has no capability {capability}, which {field} asks for; leave {field} out or choose another provider",
+                    spec.provider_ref.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
+    let spec = &run.spec;
+    if spec.max_depth.is_some_and(|depth| depth < 0) {
+        return Err(refuse(Reason::InvalidArgs, "spec.maxDepth is negative; write 0 or more".into()));
+    }
+    if spec.prompt.as_ref().is_some_and(|prompt| prompt.is_too_large()) {
+        return Err(refuse(
+            Reason::InvalidArgs,
+            format!(
+                "spec.prompt is larger than {} bytes of text or {} bytes of content; put it into a ConfigMap and name it in spec.prompt.configMapKeyRef",
+                bounds::PROMPT_TEXT,
+                bounds::PROMPT_TOTAL
+            ),
+        ));
+    }
+    let size: usize = spec.parameters.iter().flatten().map(|(key, value)| key.len() + value.len()).sum();
+    if size > bounds::PARAMETERS_TOTAL {
+        return Err(refuse(
+            Reason::InvalidArgs,
+            format!("spec.parameters hold {size} bytes, the limit is {}; shorten them", bounds::PARAMETERS_TOTAL),
+        ));
+    }
+    Ok(())
+}
+
+/// Contract c11 to c15: depth, cap and ancestors.
+fn lineage(request: &Request<'_>) -> Result<(Lineage, Option<i32>), Verdict> {
+    let run = request.run;
+    let own_uid = run.metadata.uid.clone().unwrap_or_default();
+    let (lineage, inherited) = match &run.spec.parent_ref {
+        None => (Lineage { depth: 1, parent_uid: None, root_uid: own_uid, ancestors: vec![] }, None),
+        Some(reference) => {
+            let parent = available_parent(run, reference, request.parent)?;
+            let status = parent.status.clone().unwrap_or_default();
+            let Some(above) = status.lineage else {
+                return Err(Verdict::Waits(Refusal {
+                    reason: Reason::ParentUnavailable,
+                    message: format!("waiting for SubagentRun {}, the parent: it is not accepted yet", reference.name),
+                }));
+            };
+            let parent_uid = parent.metadata.uid.clone().unwrap_or_default();
+            let mut ancestors = above.ancestors;
+            ancestors.push(parent_uid.clone());
+            if ancestors.len() > bounds::ANCESTORS {
+                return Err(refuse(
+                    Reason::DepthExceeded,
+                    format!(
+                        "the lineage would have more than {} ancestors; delegate from higher up",
+                        bounds::ANCESTORS
+                    ),
+                ));
+            }
+            let lineage = Lineage {
+                depth: above.depth.saturating_add(1),
+                parent_uid: Some(parent_uid),
+                root_uid: above.root_uid,
+                ancestors,
+            };
+            (lineage, status.descriptor.and_then(|descriptor| descriptor.max_depth))
+        }
+    };
+    let cap = [run.spec.max_depth, inherited].into_iter().flatten().min();
+    if cap.is_some_and(|cap| lineage.depth > cap) {
+        return Err(refuse(
+            Reason::DepthExceeded,
+            format!(
+                "the run would have depth {}, the smallest maxDepth of it and its ancestors is {}; delegate from higher up or raise maxDepth",
+                lineage.depth,
+                cap.unwrap_or_default()
+            ),
+        ));
+    }
+    Ok((lineage, cap))
+}
+
+/// The parent, when it accepts children (contract c14). Asked again right before the pod is created.
+///
+/// # Errors
+/// The refusal: the parent is missing, replaced, or does not accept children any more.
+pub fn available_parent<'a>(
+    run: &SubagentRun,
+    reference: &subagent_crds::run::ParentRef,
+    found: &'a Parent,
+) -> Result<&'a SubagentRun, Verdict> {
+    let named = format!("{:?} {}, named in spec.parentRef,", reference.kind, reference.name);
+    let unavailable = |why: &str| {
+        refuse(
+            Reason::ParentUnavailable,
+            format!("{named} {why}; name a parent that is running, or leave parentRef out"),
+        )
+    };
+    if reference.kind == ParentKind::Subagent {
+        return Err(unavailable("cannot be a parent: this version knows parents of kind SubagentRun only"));
+    }
+    let Parent::Found(parent) = found else { return Err(unavailable("does not exist in this namespace")) };
+    let recorded =
+        run.status.as_ref().and_then(|status| status.lineage.as_ref()).and_then(|lineage| lineage.parent_uid.as_ref());
+    for expected in [reference.uid.as_ref(), recorded].into_iter().flatten() {
+        if parent.metadata.uid.as_ref() != Some(expected) {
+            return Err(refuse(
+                Reason::Unauthorized,
+                format!("{named} has another UID than {expected}: it was replaced; name the parent that exists now"),
+            ));
+        }
+    }
+    if parent.metadata.uid == run.metadata.uid {
+        return Err(refuse(Reason::InvalidArgs, "spec.parentRef names the run itself; leave it out".into()));
+    }
+    let status = parent.status.clone().unwrap_or_default();
+    if parent.metadata.deletion_timestamp.is_some() {
+        return Err(unavailable("is being deleted"));
+    }
+    if parent.spec.cancel || status.stopping.is_some() {
+        return Err(unavailable("is cancelled"));
+    }
+    if let Some(phase) = status.phase.filter(|phase| phase.is_terminal()) {
+        return Err(unavailable(&format!("is {}", phase.as_str())));
+    }
+    Ok(parent)
+}

@@ -1,0 +1,77 @@
+//! The operator's settings, from flags and environment. The chart sets them.
+
+use clap::Parser;
+use std::{net::SocketAddr, time::Duration};
+
+/// Settings of one operator process.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "subagent-operator", version, about = "Kubernetes operator for distributed subagents")]
+pub struct Settings {
+    /// Name of this pod: the identity in the leader election.
+    #[arg(long, env = "POD_NAME", default_value = "subagent-operator")]
+    pub pod_name: String,
+    /// Namespace the operator runs in: its Lease and the gateway's root live here.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "subagents-system")]
+    pub pod_namespace: String,
+    /// Name of the Service in front of the gateway.
+    #[arg(long, env = "SUBAGENT_SERVICE_NAME", default_value = "subagent-operator")]
+    pub service_name: String,
+    /// URL workers connect to; derived from the Service when empty. For an operator outside the cluster.
+    #[arg(long, env = "SUBAGENT_GATEWAY_URL", default_value = "")]
+    pub gateway_url: String,
+    /// Image that holds the worker's binary at /subagent-worker.
+    #[arg(long, env = "SUBAGENT_WORKER_IMAGE", default_value = "localhost/subagent-worker:dev")]
+    pub worker_image: String,
+    /// Namespaces to watch, comma separated; all when empty.
+    #[arg(long, env = "SUBAGENT_WATCH_NAMESPACES", value_delimiter = ',')]
+    pub watch_namespaces: Vec<String>,
+    /// How long a stopped pod is kept for `kubectl logs`, in seconds.
+    #[arg(long, env = "SUBAGENT_POD_TTL_SECONDS", default_value_t = 300)]
+    pub pod_ttl_seconds: i64,
+    /// Largest result of a run in bytes.
+    #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::RESULT)]
+    pub max_result_bytes: i64,
+    /// Name of the Lease of the leader election.
+    #[arg(long, env = "SUBAGENT_LEASE_NAME", default_value = "subagent-operator")]
+    pub lease_name: String,
+    /// Name of the Secret with the gateway's root certificate.
+    #[arg(long, env = "SUBAGENT_ROOT_SECRET", default_value = "subagent-operator-gateway-root")]
+    pub root_secret: String,
+    /// Log filter, as in `info,subagent_operator=debug`.
+    #[arg(long, env = "SUBAGENT_LOG", default_value = "info")]
+    pub log: String,
+    /// Log format: text or json.
+    #[arg(long, env = "SUBAGENT_LOG_FORMAT", default_value = "text")]
+    pub log_format: String,
+    /// Address of the gateway.
+    #[arg(long, env = "SUBAGENT_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
+    pub link_address: SocketAddr,
+    /// Address of health and metrics.
+    #[arg(long, env = "SUBAGENT_HTTP_ADDRESS", default_value = "0.0.0.0:8080")]
+    pub http_address: SocketAddr,
+}
+
+/// Longest time one call to the API server may take. The client retries a busy server by itself and has no limit of its
+/// own, so a call could hang for minutes.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Settings {
+    /// Namespaces to watch; none means all.
+    pub fn namespaces(&self) -> Vec<String> {
+        self.watch_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect()
+    }
+
+    /// Where workers connect.
+    pub fn gateway_url(&self) -> String {
+        if !self.gateway_url.is_empty() {
+            return self.gateway_url.clone();
+        }
+        format!(
+            "wss://{}.{}.svc:{}{}",
+            self.service_name,
+            self.pod_namespace,
+            subagent_link::LINK_PORT,
+            subagent_link::LINK_PATH
+        )
+    }
+}

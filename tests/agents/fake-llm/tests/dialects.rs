@@ -53,7 +53,10 @@ fn request(dialect: &str, prompt: &str, stream: bool, result: Option<&str>) -> (
             )
         }
         "messages" => {
-            let mut messages = vec![json!({"role": "user", "content": prompt})];
+            let mut messages = vec![
+                json!({"role": "user", "content": prompt}),
+                json!({"role": "system", "content": [{"type": "text", "text": "more system"}]}),
+            ];
             if let Some(result) = result {
                 messages.push(json!({"role": "assistant", "content": [
                     {"type": "text", "text": "working"}, {"type": "tool_use", "id": "1", "name": "bash", "input": {}}]}));

@@ -12,6 +12,11 @@ pub(super) fn read(body: &Value) -> Conversation {
     conversation.push_system(&text_of(&body["system"]));
     for message in body["messages"].as_array().into_iter().flatten() {
         let content = &message["content"];
+        // Newer clients put parts of the system text among the messages.
+        if message["role"] == "system" {
+            conversation.push_system(&text_of(content));
+            continue;
+        }
         let parts = content.as_array().map(Vec::as_slice).unwrap_or_default();
         let of_kind = |kind: &'static str| parts.iter().filter(move |part| part["type"] == kind);
         if message["role"] == "assistant" {

@@ -1,0 +1,332 @@
+//! A gateway for tests: the real link over real TLS, storing in memory, with everything that can go wrong at will.
+
+use futures::{SinkExt, StreamExt};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::{
+    fmt::Write as _,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+use subagent_link::{
+    Assignment, Decode, Final, GatewayMessage, RefusalReason, ResultPayload, Snapshot, TranscriptPayload,
+    WorkerMessage, choose_version, decode, encode,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Notify, mpsc},
+    time::{Instant, timeout_at},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_tungstenite::{
+    accept_hdr_async,
+    tungstenite::{
+        Message,
+        handshake::server::{Request, Response},
+    },
+};
+
+/// A report as it arrived.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Which connection brought it, from 1.
+    pub connection: usize,
+    pub seq: i64,
+    pub snapshot: Snapshot,
+    pub result: Option<ResultPayload>,
+    pub transcript: Option<TranscriptPayload>,
+}
+
+impl Report {
+    pub fn end(&self) -> Option<&Final> {
+        self.snapshot.final_.as_ref()
+    }
+}
+
+/// What the gateway does to a connection.
+enum Order {
+    Say(GatewayMessage),
+    Drop,
+}
+
+#[derive(Default)]
+struct State {
+    assignment: Option<Assignment>,
+    /// Reports are stored, but no acknowledgement leaves.
+    holds_acks: bool,
+    /// Connections are dropped before TLS.
+    down: bool,
+    cancelled: bool,
+    /// Answer to the next hellos, that many times.
+    refusals: Vec<(RefusalReason, bool)>,
+    connections: usize,
+    hellos: Vec<(usize, i64)>,
+    bearers: Vec<String>,
+    reports: Vec<Report>,
+    acknowledged: i64,
+    /// The connection that counts: the newest.
+    orders: Option<mpsc::UnboundedSender<Order>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+/// A running gateway.
+pub struct Gateway {
+    pub url: String,
+    pub roots: String,
+    shared: Arc<Shared>,
+}
+
+impl Gateway {
+    /// Listens on a free port, with a certificate of its own root.
+    pub async fn start(assignment: Assignment) -> Self {
+        let (acceptor, roots) = certificates();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("wss://localhost:{}/v1/link", listener.local_addr().unwrap().port());
+        let state = State { assignment: Some(assignment), ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() });
+        let accepting = shared.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(accepting.clone(), acceptor.clone(), stream));
+            }
+        });
+        Self { url, roots, shared }
+    }
+
+    /// From now on reports are stored without a word.
+    pub fn hold_acks(&self) {
+        self.shared.lock().holds_acks = true;
+    }
+
+    /// Acknowledges what was held, and again at once from now on.
+    pub fn release_acks(&self) {
+        let mut state = self.shared.lock();
+        state.holds_acks = false;
+        if let Some(seq) = state.reports.last().map(|report| report.seq) {
+            state.acknowledged = seq;
+            state.say(GatewayMessage::Ack { seq });
+        }
+    }
+
+    /// Cancels the run.
+    pub fn cancel(&self) {
+        let mut state = self.shared.lock();
+        state.cancelled = true;
+        state.say(GatewayMessage::Cancel);
+    }
+
+    /// Drops the connection without a word.
+    pub fn drop_connection(&self) {
+        if let Some(orders) = &self.shared.lock().orders {
+            let _ = orders.send(Order::Drop);
+        }
+    }
+
+    /// Drops the connection and takes no new one.
+    pub fn go_down(&self) {
+        self.shared.lock().down = true;
+        self.drop_connection();
+    }
+
+    /// Takes connections again.
+    pub fn come_up(&self) {
+        self.shared.lock().down = false;
+    }
+
+    /// Answers the next hellos with these refusals, in this order, and then serves.
+    pub fn refuse(&self, refusals: &[(RefusalReason, bool)]) {
+        self.shared.lock().refusals = refusals.iter().rev().copied().collect();
+    }
+
+    /// Says something on the newest connection.
+    pub fn say(&self, message: GatewayMessage) {
+        self.shared.lock().say(message);
+    }
+
+    pub fn reports(&self) -> Vec<Report> {
+        self.shared.lock().reports.clone()
+    }
+
+    pub fn connections(&self) -> usize {
+        self.shared.lock().connections
+    }
+
+    /// Connection and sequence number of every hello.
+    pub fn hellos(&self) -> Vec<(usize, i64)> {
+        self.shared.lock().hellos.clone()
+    }
+
+    pub fn bearers(&self) -> Vec<String> {
+        self.shared.lock().bearers.clone()
+    }
+
+    /// Waits until a report fits.
+    pub async fn report(&self, what: &str, mut fits: impl FnMut(&Report) -> bool) -> Report {
+        self.wait(what, |state| state.reports.iter().find(|report| fits(report)).cloned()).await
+    }
+
+    /// Waits for the final report.
+    pub async fn end(&self) -> Report {
+        self.report("a final report", |report| report.end().is_some()).await
+    }
+
+    /// Waits until that many connections said hello.
+    pub async fn connection(&self, count: usize) {
+        self.wait("a connection", |state| (state.hellos.len() >= count).then_some(())).await;
+    }
+
+    async fn wait<T>(&self, what: &str, mut find: impl FnMut(&State) -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let changed = self.shared.changed.notified();
+            if let Some(found) = find(&self.shared.lock()) {
+                return found;
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                panic!("{what} was not seen; {}", self.seen());
+            }
+        }
+    }
+
+    /// Everything that was seen, for a failing test.
+    pub fn seen(&self) -> String {
+        let state = self.shared.lock();
+        let mut text = format!("{} connections, hellos {:?}, reports:\n", state.connections, state.hellos);
+        for report in &state.reports {
+            let snapshot = serde_json::to_string(&report.snapshot).unwrap();
+            let _ = writeln!(text, "  {} on connection {}: {snapshot}", report.seq, report.connection);
+        }
+        text
+    }
+}
+
+impl State {
+    fn say(&self, message: GatewayMessage) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(Order::Say(message));
+        }
+    }
+
+    /// What a gateway that reads the live run would answer.
+    fn answer_hello(&mut self, versions: &[u32], seq: i64) -> (Vec<GatewayMessage>, bool) {
+        let refused = |reason, retry| (vec![GatewayMessage::Refused { reason, retry, message: String::new() }], false);
+        if let Some((reason, retry)) = self.refusals.pop() {
+            return refused(reason, retry);
+        }
+        let Some(version) = choose_version(versions) else { return refused(RefusalReason::Version, false) };
+        let stored = self.reports.last().map_or(0, |report| report.seq);
+        if stored > seq {
+            return refused(RefusalReason::WorkerLost, false);
+        }
+        let mut answers = vec![GatewayMessage::Welcome { version }];
+        if seq == 0 {
+            answers.extend(self.assignment.clone().map(|assignment| GatewayMessage::Assignment(Box::new(assignment))));
+        }
+        if self.cancelled {
+            answers.push(GatewayMessage::Cancel);
+        }
+        (answers, true)
+    }
+}
+
+async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
+    if shared.lock().down {
+        return;
+    }
+    let Ok(stream) = acceptor.accept(stream).await else { return };
+    let mut bearer = String::new();
+    // The callback's type is the crate's.
+    #[allow(clippy::result_large_err)]
+    let accepted = accept_hdr_async(stream, |request: &Request, response: Response| {
+        let header = request.headers().get("authorization");
+        bearer = header.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        Ok(response)
+    });
+    let Ok(mut socket) = accepted.await else { return };
+    let (orders, mut ordered) = mpsc::unbounded_channel();
+    let connection = {
+        let mut state = shared.lock();
+        state.connections += 1;
+        state.bearers.push(bearer);
+        state.orders = Some(orders.clone());
+        state.connections
+    };
+    loop {
+        tokio::select! {
+            frame = socket.next() => {
+                let Some(Ok(frame)) = frame else { return };
+                let Message::Text(text) = frame else { continue };
+                let Decode::Message(message) = decode::<WorkerMessage>(&text).unwrap() else { continue };
+                let mut closes = false;
+                {
+                    let mut state = shared.lock();
+                    match message {
+                        WorkerMessage::Hello { versions, run_uid, attempt, seq } => {
+                            assert_eq!((run_uid.as_str(), attempt), ("uid-1", 1));
+                            state.hellos.push((connection, seq));
+                            let (answers, serves) = state.answer_hello(&versions, seq);
+                            closes = !serves;
+                            for answer in answers {
+                                let _ = orders.send(Order::Say(answer));
+                            }
+                        }
+                        WorkerMessage::Report { seq, snapshot, result, transcript } => {
+                            state.reports.push(Report { connection, seq, snapshot: *snapshot, result, transcript });
+                            if !state.holds_acks {
+                                state.acknowledged = seq;
+                                let _ = orders.send(Order::Say(GatewayMessage::Ack { seq }));
+                            }
+                        }
+                    }
+                }
+                shared.changed.notify_waiters();
+                if closes {
+                    let _ = orders.send(Order::Drop);
+                }
+            }
+            order = ordered.recv() => match order {
+                Some(Order::Say(message)) => {
+                    if socket.send(Message::text(encode(&message).unwrap())).await.is_err() {
+                        return;
+                    }
+                }
+                Some(Order::Drop) | None => return,
+            }
+        }
+    }
+}
+
+/// A server certificate for `localhost` and the PEM of its root.
+fn certificates() -> (TlsAcceptor, String) {
+    let mut root = CertificateParams::new(Vec::new()).unwrap();
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let root = CertifiedIssuer::self_signed(root, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let leaf = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &root).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![CertificateDer::from(leaf.der().to_vec())],
+            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    (TlsAcceptor::from(Arc::new(config)), root.pem())
+}
+
+/// Another root, which signed nothing.
+pub fn strange_root() -> String {
+    certificates().1
+}

@@ -1,0 +1,13 @@
+//! The real worker binary as a host process, between a small gateway that speaks the real link over TLS and the scripted
+//! agent. Each file is a chapter; [`harness`] and [`gateway`] are what they stand on.
+
+mod gateway;
+mod harness;
+
+mod cancel;
+mod failures;
+mod link;
+mod noise;
+mod permissions;
+mod processes;
+mod turns;

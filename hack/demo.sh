@@ -65,6 +65,9 @@ export KUBECONFIG
 export PATH=$ROOT/.cluster/bin:$PATH
 show kubectl get nodes
 
+# A new build has the same name as the one before: its digest, in the pods' annotations, makes them start anew.
+build_of() { sha256sum "$ROOT/.images/$1.tar" | cut -c1-16; }
+
 # apply FILE: with the images of this build.
 apply() {
   sed -E "s#localhost/([a-z-]+):dev#$registry/\1:$tag#" "$1" | kubectl -n "$namespace" apply -f -
@@ -75,6 +78,7 @@ helm upgrade --install subagent-operator charts/subagent-operator \
   --namespace subagents-system --create-namespace \
   --set image.repository="$registry/subagent-operator" --set image.tag="$tag" \
   --set workerImage.repository="$registry/subagent-worker" --set workerImage.tag="$tag" \
+  --set-string podAnnotations.build="$(build_of subagent-operator)" \
   --wait --timeout "$patience" >/dev/null
 show kubectl -n subagents-system get pods
 
@@ -89,6 +93,8 @@ metadata:
     pod-security.kubernetes.io/enforce-version: latest
 YAML
 apply tests/agents/fake-llm/manifest.yaml
+kubectl -n "$namespace" patch deployment fake-llm --type=merge \
+  -p '{"spec":{"template":{"metadata":{"annotations":{"build":"'"$(build_of fake-llm)"'"}}}}}' >/dev/null
 apply examples/provider-scripted.yaml
 apply examples/provider-opencode.yaml
 kubectl -n "$namespace" rollout status deployment/fake-llm --timeout="$patience"

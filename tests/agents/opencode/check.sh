@@ -16,6 +16,7 @@ export CHECK_DIR
 trap 'rm -rf "$CHECK_DIR"' EXIT
 
 # Own mounts, own loopback, own processes: whatever the agent leaves behind ends with the last line.
+# shellcheck disable=SC2016 # expands in there
 unshare --mount --net --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
   ip link set lo up
   root=$CHECK_DIR/root

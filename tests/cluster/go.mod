@@ -21,6 +21,7 @@ require (
 	k8s.io/cri-client v0.0.0
 	k8s.io/klog/v2 v2.140.0
 	k8s.io/kubernetes v1.35.4
+	sigs.k8s.io/yaml v1.6.0
 )
 
 require (
@@ -200,7 +201,6 @@ require (
 	sigs.k8s.io/mcs-api v0.4.1 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.0 // indirect
-	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
 // Upstream's own go.mod points these at folders of its repository; each is published as a module of its own, too.

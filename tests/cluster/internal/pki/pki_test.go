@@ -40,12 +40,28 @@ func handshake(t *testing.T, dir, serverName string, client, clientCA string) (t
 		}
 		return c
 	}
-	a, b := net.Pipe()
-	srv := tls.Server(a, &tls.Config{Certificates: []tls.Certificate{pair("server")}, ClientCAs: pool(clientCA), ClientAuth: tls.RequireAndVerifyClientCert})
-	cl := tls.Client(b, &tls.Config{Certificates: []tls.Certificate{pair(client)}, RootCAs: pool("ca.crt"), ServerName: serverName})
+	// Over a real connection: an in-memory pipe without a buffer would let two failing sides wait for each other.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
 	done := make(chan error, 1)
-	go func() { done <- cl.Handshake(); _ = b.Close() }()
-	err := srv.Handshake()
+	go func() {
+		c, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{
+			Certificates: []tls.Certificate{pair(client)}, RootCAs: pool("ca.crt"), ServerName: serverName})
+		if err == nil {
+			_ = c.Close()
+		}
+		done <- err
+	}()
+	a, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = a.Close() }()
+	srv := tls.Server(a, &tls.Config{Certificates: []tls.Certificate{pair("server")}, ClientCAs: pool(clientCA), ClientAuth: tls.RequireAndVerifyClientCert})
+	err = srv.Handshake()
 	_ = a.Close()
 	if cerr := <-done; err == nil {
 		err = cerr

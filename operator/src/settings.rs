@@ -61,6 +61,14 @@ impl Settings {
         self.watch_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect()
     }
 
+    /// Names the gateway's certificate is for: those of the Service, and the host of an explicit URL.
+    pub fn gateway_names(&self) -> Vec<String> {
+        let mut names = crate::pki::service_names(&self.service_name, &self.pod_namespace);
+        let host = self.gateway_url.strip_prefix("wss://").and_then(|rest| rest.split(['/', ':']).next());
+        names.extend(host.filter(|host| !host.is_empty()).map(str::to_owned));
+        names
+    }
+
     /// Where workers connect.
     pub fn gateway_url(&self) -> String {
         if !self.gateway_url.is_empty() {

@@ -12,3 +12,6 @@ pub mod outcome;
 pub mod plan;
 pub mod status;
 pub mod validate;
+
+#[cfg(test)]
+mod plan_tests;

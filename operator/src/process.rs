@@ -1,0 +1,135 @@
+//! One operator process: which parts run, in what order they start, and that none of them may end alone.
+
+use crate::{
+    context::Context,
+    gateway::{self, GatewaySettings},
+    http::{self, Health},
+    lease::LeaderElection,
+    metrics::Metrics,
+    pki::{Pki, PkiSettings},
+    provider, run,
+    settings::Settings,
+    watching::Scope,
+};
+use anyhow::{Context as _, bail};
+use futures::future::join_all;
+use kube::{
+    Client,
+    runtime::events::{Recorder, Reporter},
+};
+use std::{sync::Arc, time::Duration};
+use subagent_crds::names;
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// How long running reconciles may take to end after the signal. Within the pod's grace of 30 s, with room for the
+/// release of the lease.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Runs the operator until `shutdown`.
+///
+/// # Errors
+/// When a part cannot start, when one ends by itself, or when leadership is lost: the process must end then, and its
+/// successor reads everything from the API server.
+pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let settings = Arc::new(settings);
+    let metrics = Arc::new(Metrics::new());
+    let health = Health::new();
+    let mut parts: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
+
+    let pki_settings = PkiSettings {
+        namespace: settings.pod_namespace.clone(),
+        secret_name: settings.root_secret.clone(),
+        names: settings.gateway_names(),
+    };
+    let (pki, keeper) = Pki::start(client.clone(), pki_settings).await.context("gateway certificates")?;
+    spawn(&mut parts, "certificates", ok(keeper.run(shutdown.clone())));
+    let listener = TcpListener::bind(settings.link_address).await.context("gateway address")?;
+    let gateway_settings =
+        GatewaySettings { namespaces: settings.namespaces(), max_result_bytes: settings.max_result_bytes };
+    let (gateway_client, gateway_pki, gateway_metrics) = (client.clone(), pki.clone(), metrics.clone());
+    let (gateway_ready, gateway_shutdown) = (health.register("gateway"), shutdown.clone());
+    spawn(&mut parts, "gateway", async move {
+        let ready = gateway_ready;
+        gateway::serve(listener, gateway_settings, gateway_client, &gateway_pki, gateway_metrics, ready, gateway_shutdown)
+            .await
+            .map_err(Into::into)
+    });
+    let serving = http::serve(settings.http_address, health, metrics.clone(), shutdown.clone());
+    spawn(&mut parts, "health", async { serving.await.map_err(Into::into) });
+    let context = Context {
+        client: client.clone(),
+        settings: settings.clone(),
+        recorder: Recorder::new(client, Reporter { controller: names::REPORTER.into(), instance: Some(settings.pod_name.clone()) }),
+        metrics,
+        roots: pki.roots(),
+    };
+    spawn(&mut parts, "controllers", lead(context, shutdown.clone()));
+
+    let Some(first) = parts.join_next().await else { return Ok(()) };
+    let (part, result) = first.context("a part of the operator panicked")?;
+    if shutdown.is_cancelled() {
+        result.with_context(|| part)?;
+        while let Some(ended) = parts.join_next().await {
+            let (part, result) = ended.context("a part of the operator panicked")?;
+            result.with_context(|| part)?;
+        }
+        return Ok(());
+    }
+    shutdown.cancel();
+    result.with_context(|| part)?;
+    bail!("{part} ended by itself");
+}
+
+fn spawn(
+    parts: &mut JoinSet<(&'static str, anyhow::Result<()>)>,
+    name: &'static str,
+    part: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+) {
+    parts.spawn(async move { (name, part.await) });
+}
+
+async fn ok(part: impl Future<Output = ()>) -> anyhow::Result<()> {
+    part.await;
+    Ok(())
+}
+
+/// Competes for leadership and runs the controllers while it lasts.
+async fn lead(context: Context, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let settings = &context.settings;
+    let election =
+        LeaderElection::new(context.client.clone(), &settings.pod_namespace, &settings.lease_name, &settings.pod_name);
+    let Some(leadership) = election.acquire(&shutdown).await else { return Ok(()) };
+    context.metrics.leader.set(1);
+    let stop = shutdown.child_token();
+    let controllers = Scope::of(&settings.namespaces()).into_iter().map(|scope| {
+        let (context, stop) = (context.clone(), stop.clone());
+        async move {
+            tokio::join!(
+                run::controller::run(context.clone(), scope.clone(), stop.clone()),
+                provider::controller::run(context.clone(), scope.clone(), stop.clone()),
+                provider::sweep::run(context, scope, stop.clone()),
+            );
+        }
+    });
+    let controllers = join_all(controllers);
+    tokio::pin!(controllers);
+    tokio::select! {
+        () = leadership.lost() => bail!("leadership lost"),
+        _ = &mut controllers => {
+            if !shutdown.is_cancelled() {
+                bail!("the controllers ended by themselves");
+            }
+        }
+        () = shutdown.cancelled() => {
+            if tokio::time::timeout(DRAIN, &mut controllers).await.is_err() {
+                // Releasing now would let another leader start beside a reconcile that still runs.
+                bail!("reconciles did not end in time; the lease is left to expire");
+            }
+        }
+    }
+    context.metrics.leader.set(0);
+    leadership.release().await;
+    Ok(())
+}
+

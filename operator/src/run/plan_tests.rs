@@ -1,0 +1,497 @@
+//! Tables for the planner: one stored situation, one expected step.
+
+use super::{
+    plan::{Step, World, next},
+    status::is_started,
+};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use rstest::rstest;
+use serde_json::{Value, json};
+use std::time::Duration;
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, SubagentRunStatus, conditions};
+
+const CREATED: &str = "2026-01-01T00:00:00Z";
+
+fn at(seconds: i64) -> Timestamp {
+    CREATED.parse::<Timestamp>().unwrap() + Duration::from_secs(seconds.unsigned_abs())
+}
+
+fn merged(base: Value, extra: Value) -> Value {
+    match (base, extra) {
+        (Value::Object(mut base), Value::Object(extra)) => {
+            for (key, value) in extra {
+                let old = base.remove(&key).unwrap_or(Value::Null);
+                base.insert(key, merged(old, value));
+            }
+            Value::Object(base)
+        }
+        (_, extra) => extra,
+    }
+}
+
+fn run(extra: Value) -> SubagentRun {
+    let base = json!({
+        "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentRun",
+        "metadata": {"name": "r", "namespace": "n", "uid": "run-uid", "generation": 1, "creationTimestamp": CREATED, "finalizers": ["subagents.dev/run-stopped"]},
+        "spec": {"providerRef": {"name": "p"}, "description": "d", "prompt": {"text": "hi"}},
+    });
+    serde_json::from_value(merged(base, extra)).unwrap()
+}
+
+fn provider(extra: Value) -> SubagentProvider {
+    let base = json!({
+        "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentProvider",
+        "metadata": {"name": "p", "namespace": "n", "uid": "p-uid", "generation": 1},
+        "spec": {"transport": {"acp": {}}, "template": {}},
+        "status": {"observedGeneration": 1, "revision": "rev-1", "capabilities": ["DepthLimit"],
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": CREATED}]},
+    });
+    serde_json::from_value(merged(base, extra)).unwrap()
+}
+
+fn pod(state: Value, extra: Value) -> Pod {
+    let base = json!({
+        "metadata": {"name": "r-1", "uid": "pod-uid", "creationTimestamp": CREATED, "finalizers": ["subagents.dev/proof-of-stop"],
+            "ownerReferences": [{"apiVersion": "x", "kind": "SubagentRun", "name": "r", "uid": "run-uid", "controller": true}]},
+        "spec": {"nodeName": "node", "containers": [{"name": "agent"}]},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "agent", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]},
+    });
+    serde_json::from_value(merged(base, extra)).unwrap()
+}
+
+fn running() -> Pod {
+    pod(json!({"running": {}}), json!({}))
+}
+
+fn exited() -> Pod {
+    pod(json!({"terminated": {"exitCode": 0}}), json!({}))
+}
+
+fn accepted() -> Value {
+    json!({"status": {"phase": "Starting", "attempt": 1, "attempts": [{"number": 1, "podName": "r-1"}],
+        "lineage": {"depth": 1, "rootUID": "run-uid"},
+        "effective": {"startDeadlineSeconds": 600, "ttlSecondsAfterFinished": 1000, "maxAttempts": 3}}})
+}
+
+fn with_pod() -> Value {
+    merged(accepted(), json!({"status": {"podUID": "pod-uid"}}))
+}
+
+fn report(extra: Value) -> Value {
+    let base = json!({"podUID": "pod-uid", "attempt": 1, "seq": 1, "session": {"id": "s", "how": "New"}, "turns": [{"turn": 1}], "turnCount": 1});
+    json!({"status": {"report": merged(base, extra)}})
+}
+
+fn finished(stop: &str, reason: &str) -> Value {
+    let last = json!({"final": {"stopReason": stop, "reason": reason, "at": "2026-01-01T00:00:09Z"}});
+    merged(report(last), json!({"status": {"result": {"podUID": "pod-uid", "text": "out", "sha256": "", "size": 3}}}))
+}
+
+fn world(run: SubagentRun, pod: Option<Pod>) -> World {
+    World {
+        pod,
+        graces: Duration::from_secs(19),
+        provider: Some(provider(json!({}))),
+        ..World::new(run, Duration::from_secs(300))
+    }
+}
+
+fn status(step: Step) -> SubagentRunStatus {
+    match step {
+        Step::Status(status) => *status,
+        other => panic!("a status write was expected, not {other:?}"),
+    }
+}
+
+fn stopped(status: &SubagentRunStatus) -> Option<(&str, &str)> {
+    conditions::get(&status.conditions, conditions::STOPPED).map(|c| (c.status.as_str(), c.reason.as_str()))
+}
+
+/// Follows the planner through its own status writes until it does something else.
+fn settle(world: &mut World, now: Timestamp) -> Step {
+    for _ in 0..10 {
+        match next(world, now) {
+            Step::Status(status) => world.run.status = Some(*status),
+            other => return other,
+        }
+    }
+    panic!("the planner writes status after status: {:?}", world.run.status);
+}
+
+#[test]
+fn a_run_gets_its_finalizer_then_its_acceptance_then_its_pod() {
+    let mut world = world(run(json!({"metadata": {"finalizers": null}})), None);
+    assert_eq!(next(&world, at(1)), Step::AddFinalizer);
+    world.run.metadata.finalizers = Some(vec!["subagents.dev/run-stopped".into()]);
+    let accepted = status(next(&world, at(1)));
+    assert_eq!((accepted.attempt, accepted.phase), (Some(1), Some(Phase::Starting)));
+    assert_eq!(accepted.descriptor.as_ref().unwrap().provider_revision, "rev-1");
+    assert_eq!(accepted.lineage.as_ref().unwrap().root_uid, "run-uid");
+    world.run.status = Some(accepted);
+    assert_eq!(next(&world, at(1)), Step::CreatePod);
+}
+
+#[test]
+fn a_pods_uid_is_stored_before_its_worker_is_believed() {
+    let world = world(run(accepted()), Some(running()));
+    assert_eq!(status(next(&world, at(2))).pod_uid.as_deref(), Some("pod-uid"));
+}
+
+#[test]
+fn c9_a_run_cancelled_when_first_seen_starts_nothing() {
+    let world = world(run(json!({"spec": {"cancel": true}, "metadata": {"finalizers": null}})), None);
+    let status = status(next(&world, at(1)));
+    assert_eq!(status.phase, Some(Phase::Cancelled));
+    assert_eq!(stopped(&status), Some(("True", "NoPod")));
+    assert_eq!(status.attempt, None);
+}
+
+#[rstest]
+#[case::missing(None, "NoProvider")]
+#[case::not_ready(Some(provider(json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "InvalidTemplate", "message": "m", "lastTransitionTime": CREATED}]}}))), "ProviderNotReady")]
+#[case::edited(Some(provider(json!({"metadata": {"generation": 2}}))), "ProviderNotReady")]
+fn c5_a_missing_or_unready_provider_waits_until_the_start_deadline(
+    #[case] found: Option<SubagentProvider>,
+    #[case] reason: &str,
+) {
+    let mut world = world(run(json!({})), None);
+    world.provider = found;
+    let waiting = status(next(&world, at(1)));
+    assert_eq!((waiting.phase, waiting.reason.as_deref()), (Some(Phase::Pending), Some(reason)));
+    world.run.status = Some(waiting);
+    assert_eq!(next(&world, at(2)), Step::Wait(Some(Duration::from_secs(598))));
+    let ended = status(next(&world, at(600)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Rejected), Some(reason)));
+    assert!(!is_started(&ended), "c10: a refused run has no Started");
+}
+
+#[rstest]
+#[case::persona_empty(json!({"persona": ""}), "Persona", "spec.persona")]
+#[case::filter_empty(json!({"toolFilter": {"allow": []}}), "ToolFilter", "spec.toolFilter")]
+#[case::schema(json!({"outputSchema": {"type": "object"}, "persona": "x"}), "OutputSchema", "spec.outputSchema")]
+#[case::filter_before_persona(json!({"toolFilter": {"deny": ["a"]}, "persona": "x"}), "ToolFilter", "spec.toolFilter")]
+#[case::model(json!({"agentOptions": {"model": "m"}}), "AgentModel", "spec.agentOptions.model")]
+#[case::restart(json!({"interruptionPolicy": "Restart"}), "InterruptionRestart", "spec.interruptionPolicy")]
+#[case::image(json!({"prompt": {"text": null, "content": [{"image": {"data": "x", "mimeType": "image/png"}}]}}), "ImagePrompt", "image")]
+fn c5_c6_c7_a_capability_that_is_missing_is_refused_by_name(
+    #[case] spec: Value,
+    #[case] capability: &str,
+    #[case] field: &str,
+) {
+    let world = world(run(json!({"spec": spec})), None);
+    let status = status(next(&world, at(1)));
+    assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Rejected), Some("UnsupportedCapability")));
+    let message = status.message.unwrap();
+    assert!(
+        message.contains(capability) && message.contains(field) && message.contains("SubagentProvider p"),
+        "{message}"
+    );
+    assert_eq!(status.attempt, None, "no pod");
+}
+
+#[rstest]
+#[case::zero_refuses(json!({"maxDepth": 0}), Some("DepthExceeded"))]
+#[case::one_allows(json!({"maxDepth": 1}), None)]
+fn c12_max_depth_is_an_absolute_cap(#[case] spec: Value, #[case] reason: Option<&str>) {
+    let world = world(run(json!({"spec": spec})), None);
+    assert_eq!(status(next(&world, at(1))).reason.as_deref(), reason);
+}
+
+mod lineage {
+    use super::*;
+    use crate::run::validate::Parent;
+
+    fn child(parent: Parent, spec: Value) -> World {
+        let spec = merged(json!({"parentRef": {"kind": "SubagentRun", "name": "parent"}}), spec);
+        World { parent, ..world(run(json!({"spec": spec})), None) }
+    }
+
+    fn parent(extra: Value) -> Parent {
+        let base = json!({"metadata": {"name": "parent", "uid": "parent-uid"}, "status": {"phase": "Running",
+            "lineage": {"depth": 2, "rootUID": "root-uid", "parentUID": "root-uid", "ancestors": ["root-uid"]}}});
+        Parent::Found(Box::new(run(merged(base, extra))))
+    }
+
+    #[test]
+    fn c11_c15_depth_and_ancestors_are_computed_from_the_parents_record() {
+        let status = status(next(&child(parent(json!({})), json!({})), at(1)));
+        let lineage = status.lineage.unwrap();
+        assert_eq!((lineage.depth, lineage.root_uid.as_str()), (3, "root-uid"));
+        assert_eq!(lineage.ancestors, ["root-uid", "parent-uid"]);
+        assert_eq!(lineage.parent_uid.as_deref(), Some("parent-uid"));
+    }
+
+    #[test]
+    fn c12_the_smallest_cap_of_the_ancestors_holds() {
+        let descriptor = json!({"version": 1, "mode": "OneShot", "provider": "p", "providerRevision": "x", "context": "Fresh", "description": "d", "maxDepth": 2});
+        let world = child(parent(json!({"status": {"descriptor": descriptor}})), json!({"maxDepth": 9}));
+        assert_eq!(status(next(&world, at(1))).reason.as_deref(), Some("DepthExceeded"));
+    }
+
+    #[rstest]
+    #[case::missing(Parent::Missing, json!({}), "ParentUnavailable")]
+    #[case::terminal(parent(json!({"status": {"phase": "Completed"}})), json!({}), "ParentUnavailable")]
+    #[case::cancelled(parent(json!({"spec": {"cancel": true}})), json!({}), "ParentUnavailable")]
+    #[case::deleting(parent(json!({"metadata": {"deletionTimestamp": CREATED}})), json!({}), "ParentUnavailable")]
+    #[case::replaced(parent(json!({})), json!({"parentRef": {"uid": "older"}}), "Unauthorized")]
+    fn c14_a_parent_that_accepts_no_children_refuses(
+        #[case] parent: Parent,
+        #[case] spec: Value,
+        #[case] reason: &str,
+    ) {
+        let status = status(next(&child(parent, spec), at(1)));
+        assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Rejected), Some(reason)));
+    }
+
+    #[test]
+    fn c14_the_parent_is_looked_at_again_right_before_the_pod() {
+        let mut world = child(parent(json!({"spec": {"cancel": true}})), json!({}));
+        world.run.status = run(accepted()).status;
+        let status = status(next(&world, at(1)));
+        assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Rejected), Some("ParentUnavailable")));
+    }
+}
+
+#[test]
+fn c8_started_is_true_only_with_a_session_of_the_current_pod() {
+    let mut stale = report(json!({"podUID": "older-pod"}));
+    stale = merged(with_pod(), stale);
+    let mut now = world(run(stale), Some(running()));
+    settle(&mut now, at(3));
+    assert!(!is_started(now.run.status.as_ref().unwrap()), "another pod's report is not this attempt's");
+    let mut now = world(run(merged(with_pod(), report(json!({})))), Some(running()));
+    settle(&mut now, at(3));
+    let status = now.run.status.unwrap();
+    assert!(is_started(&status));
+    assert_eq!(status.phase, Some(Phase::Running));
+}
+
+#[rstest]
+#[case("Completed", "Completed", Phase::Completed, "Completed", "Completed")]
+#[case("MaxTokens", "MaxTokens", Phase::Failed, "MaxTokens", "MaxTokens")]
+#[case("Refusal", "AgentRefused", Phase::Failed, "Refusal", "AgentRefused")]
+#[case("Error", "TurnLimit", Phase::Failed, "Error", "TurnLimit")]
+#[case("Error", "AgentCrashed", Phase::Failed, "Error", "AgentCrashed")]
+#[case("Novel", "Novel", Phase::Failed, "Error", "AgentProtocolError")]
+#[case("Error", "Completed", Phase::Failed, "Error", "AgentProtocolError")]
+fn c25_c26_the_protocol_decides_how_a_run_ends(
+    #[case] stop: &str,
+    #[case] reason: &str,
+    #[case] phase: Phase,
+    #[case] shown: &str,
+    #[case] why: &str,
+) {
+    // T10: the exit code says the opposite and changes nothing.
+    for pod in [exited(), pod(json!({"terminated": {"exitCode": 1}}), json!({}))] {
+        let world = world(run(merged(with_pod(), finished(stop, reason))), Some(pod));
+        let status = status(next(&world, at(10)));
+        assert_eq!(status.phase, Some(phase));
+        assert_eq!((status.stop_reason.as_deref(), status.reason.as_deref()), (Some(shown), Some(why)));
+        assert_eq!(stopped(&status), Some(("True", "ContainersTerminated")));
+    }
+}
+
+#[test]
+fn a_completed_run_does_not_wait_for_the_kubelet() {
+    let world = world(run(merged(with_pod(), finished("Completed", "Completed"))), Some(running()));
+    let status = status(next(&world, at(10)));
+    assert_eq!(status.phase, Some(Phase::Completed));
+    assert_ne!(stopped(&status).map(|(status, _)| status), Some("True"));
+}
+
+#[test]
+fn c29_completed_without_a_turn_is_an_error() {
+    let world = world(
+        run(merged(
+            with_pod(),
+            merged(finished("Completed", "Completed"), json!({"status": {"report": {"turns": [], "turnCount": 0}}})),
+        )),
+        Some(exited()),
+    );
+    assert_eq!(status(next(&world, at(10))).reason.as_deref(), Some("AgentProtocolError"));
+}
+
+#[test]
+fn c31_completed_without_a_stored_result_is_never_completed() {
+    let world = world(
+        run(merged(with_pod(), merged(finished("Completed", "Completed"), json!({"status": {"result": null}})))),
+        Some(exited()),
+    );
+    assert_eq!(status(next(&world, at(10))).reason.as_deref(), Some("DurabilityFailed"));
+}
+
+#[test]
+fn c27_a_cancel_is_recorded_first_and_the_worker_decides_the_race() {
+    let cancelled = merged(merged(with_pod(), report(json!({}))), json!({"spec": {"cancel": true}}));
+    let mut world = world(run(cancelled.clone()), Some(running()));
+    let recorded = status(next(&world, at(5)));
+    assert_eq!(recorded.phase, Some(Phase::Cancelling));
+    assert_eq!(recorded.stopping.as_ref().unwrap().reason, "Cancelled");
+    // The worker is connected: it gets the cancel over the link, the pod is left to it.
+    world.run.status = Some(recorded.clone());
+    assert!(matches!(next(&world, at(6)), Step::Wait(Some(_))));
+    // The response had been read before: the protocol's result stands.
+    let mut done = serde_json::to_value(&recorded).unwrap();
+    done = merged(done, finished("Completed", "Completed")["status"].clone());
+    world.run.status = Some(serde_json::from_value(done).unwrap());
+    assert_eq!(status(next(&world, at(7))).phase, Some(Phase::Completed));
+    // It had not: aborted, and Cancelling until the stop is proven.
+    let mut done = serde_json::to_value(&recorded).unwrap();
+    done = merged(done, finished("Aborted", "Cancelled")["status"].clone());
+    world.run.status = Some(serde_json::from_value(done).unwrap());
+    assert!(matches!(next(&world, at(7)), Step::Wait(Some(_))));
+    world.pod = Some(exited());
+    let ended = status(next(&world, at(8)));
+    assert_eq!((ended.phase, ended.stop_reason.as_deref()), (Some(Phase::Cancelled), Some("Aborted")));
+    assert_eq!(stopped(&ended), Some(("True", "ContainersTerminated")));
+}
+
+#[test]
+fn c48_a_worker_that_never_reports_its_cancel_loses_its_pod_and_then_the_run_settles() {
+    let cancelled = merged(merged(with_pod(), report(json!({}))), json!({"spec": {"cancel": true}}));
+    let mut world = world(run(cancelled), Some(running()));
+    let wait = settle(&mut world, at(5));
+    assert_eq!(wait, Step::Wait(Some(Duration::from_secs(19 + 15))));
+    assert_eq!(next(&world, at(5 + 19 + 15)), Step::DeletePod);
+    world.pod = Some(pod(json!({"running": {}}), json!({"metadata": {"deletionTimestamp": CREATED}})));
+    assert!(matches!(next(&world, at(5 + 19 + 16)), Step::Wait(Some(_))));
+    let stuck = status(next(&world, at(5 + 19 + 15 + 30)));
+    assert_eq!((stuck.phase, stuck.reason.as_deref()), (Some(Phase::Cancelled), Some("CleanupFailed")));
+    assert_eq!(stopped(&stuck).map(|(status, _)| status), Some("False"));
+    // It goes on looking for the proof.
+    world.run.status = Some(stuck);
+    world.pod = Some(exited());
+    assert_eq!(stopped(&status(next(&world, at(500)))), Some(("True", "ContainersTerminated")));
+}
+
+#[rstest]
+#[case::unsaid(json!({"spec": {"cancel": true}}))]
+#[case::deleted(json!({"metadata": {"deletionTimestamp": CREATED}}))]
+fn s7_a_stop_before_the_worker_spoke_deletes_the_pod_at_once(#[case] how: Value) {
+    let mut world = world(run(merged(with_pod(), how)), Some(running()));
+    assert_eq!(settle(&mut world, at(5)), Step::DeletePod);
+}
+
+#[test]
+fn s7_a_stop_between_acceptance_and_pod_needs_no_pod() {
+    let mut world = world(run(merged(accepted(), json!({"spec": {"cancel": true}}))), None);
+    settle(&mut world, at(5));
+    let status = world.run.status.unwrap();
+    assert_eq!(status.phase, Some(Phase::Cancelled));
+    assert_eq!(stopped(&status), Some(("True", "NoPod")));
+}
+
+#[test]
+fn a_start_deadline_names_the_stage_and_rolls_back_before_it_settles() {
+    let stage = json!({"status": {"report": {"podUID": "pod-uid", "attempt": 1, "seq": 1, "stage": "Initialize", "turnCount": 0}}});
+    let mut world = world(run(merged(with_pod(), stage)), Some(running()));
+    assert!(matches!(settle(&mut world, at(599)), Step::Wait(Some(_))));
+    let recorded = status(next(&world, at(600)));
+    assert_eq!(recorded.stopping.as_ref().unwrap().reason, "StartDeadlineExceeded");
+    world.run.status = Some(recorded);
+    assert!(!next(&world, at(600)).eq(&Step::DeletePod), "the worker speaks: it stops its agent itself");
+    world.pod = Some(exited());
+    let ended = status(next(&world, at(620)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some("StartDeadlineExceeded")));
+    assert!(ended.message.unwrap().contains("Initialize"));
+}
+
+#[test]
+fn n6_a_final_starting_problem_ends_in_seconds() {
+    let waiting = json!({"waiting": {"reason": "CreateContainerConfigError", "message": "container has runAsNonRoot and image will run as root"}});
+    let mut world = world(run(with_pod()), Some(pod(waiting, json!({}))));
+    assert_eq!(settle(&mut world, at(2)), Step::DeletePod);
+    world.pod = Some(exited());
+    let ended = status(next(&world, at(4)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some("ImageUserRefused")));
+}
+
+#[rstest]
+#[case::active(json!({"activeDeadlineSeconds": 30}), json!({}), 33, "DeadlineExceeded")]
+#[case::idle(json!({"idleDeadlineSeconds": 30}), json!({"activity": {"at": "2026-01-01T00:00:20Z", "summary": ""}}), 50, "IdleDeadlineExceeded")]
+fn deadlines_are_recorded_before_anything_is_stopped(
+    #[case] effective: Value,
+    #[case] seen: Value,
+    #[case] due: i64,
+    #[case] reason: &str,
+) {
+    let extra = json!({"status": {"effective": effective}});
+    let mut world = world(run(merged(merged(with_pod(), report(seen)), extra)), Some(running()));
+    settle(&mut world, at(3));
+    assert_eq!(settle(&mut world, at(due - 1)), Step::Wait(Some(Duration::from_secs(1))));
+    let recorded = status(next(&world, at(due)));
+    assert_eq!(recorded.stopping.as_ref().unwrap().reason, reason);
+    let mut done = serde_json::to_value(&recorded).unwrap();
+    done = merged(done, finished("Aborted", "Cancelled")["status"].clone());
+    world.run.status = Some(serde_json::from_value(done).unwrap());
+    let ended = status(next(&world, at(due + 1)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
+}
+
+#[test]
+fn d2_a_foreign_pod_is_never_adopted() {
+    let foreign = pod(
+        json!({"running": {}}),
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "x", "kind": "SubagentRun", "name": "r", "uid": "another", "controller": true}]}}),
+    );
+    let mut world = world(run(accepted()), Some(foreign));
+    assert!(matches!(settle(&mut world, at(5)), Step::Wait(Some(_))));
+    let status = world.run.status.unwrap();
+    assert_eq!((status.reason.as_deref(), status.pod_uid), (Some("PodRejected"), None));
+}
+
+#[test]
+fn a_pod_that_is_gone_with_its_finalizer_ends_the_run() {
+    let world = world(run(merged(with_pod(), report(json!({})))), None);
+    let status = status(next(&world, at(9)));
+    assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some("PodDeleted")));
+    assert!(conditions::is_true(&status.conditions, conditions::INTERRUPTED));
+    assert!(is_started(&status), "c10: a run that had a session says so");
+}
+
+#[test]
+fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
+    let done = merged(with_pod(), json!({"status": {"phase": "Completed", "finishedAt": "2026-01-01T00:00:10Z"}}));
+    let mut world = world(run(done), Some(running()));
+    assert!(matches!(next(&world, at(11)), Step::Wait(Some(_))));
+    assert_eq!(next(&world, at(10 + 19 + 60)), Step::DeletePod, "a worker that does not exit");
+    world.pod = Some(exited());
+    let proven = status(next(&world, at(12)));
+    assert_eq!(stopped(&proven), Some(("True", "ContainersTerminated")));
+    assert_eq!(proven.phase, Some(Phase::Completed));
+    world.run.status = Some(proven);
+    assert_eq!(next(&world, at(12)), Step::ReleasePod);
+    world.pod.as_mut().unwrap().metadata.finalizers = None;
+    assert_eq!(next(&world, at(12)), Step::Wait(Some(Duration::from_secs(298))));
+    assert_eq!(next(&world, at(310)), Step::DeletePod);
+    world.pod = None;
+    assert_eq!(next(&world, at(311)), Step::Wait(Some(Duration::from_secs(699))));
+    assert_eq!(next(&world, at(1010)), Step::DeleteRun);
+}
+
+#[test]
+fn c50_the_runs_finalizer_leaves_last() {
+    let done = merged(
+        with_pod(),
+        json!({"metadata": {"deletionTimestamp": CREATED}, "status": {"phase": "Cancelled", "finishedAt": "2026-01-01T00:00:10Z"}}),
+    );
+    let mut world = world(run(done), Some(running()));
+    assert_eq!(next(&world, at(11)), Step::DeletePod);
+    world.pod = Some(pod(json!({"running": {}}), json!({"metadata": {"deletionTimestamp": CREATED}})));
+    assert!(matches!(next(&world, at(11)), Step::Wait(_)));
+    world.pod = Some(pod(json!({"terminated": {"exitCode": 0}}), json!({"metadata": {"deletionTimestamp": CREATED}})));
+    assert_eq!(settle(&mut world, at(12)), Step::ReleasePod);
+    world.pod = None;
+    assert_eq!(next(&world, at(13)), Step::ReleaseRun);
+    world.run.metadata.finalizers = None;
+    assert_eq!(next(&world, at(13)), Step::Wait(None));
+}
+
+#[test]
+fn s9_nothing_to_do_writes_nothing() {
+    let mut world = world(run(merged(with_pod(), report(json!({})))), Some(running()));
+    settle(&mut world, at(3));
+    let before = world.run.status.clone();
+    assert!(matches!(next(&world, at(500)), Step::Wait(_)));
+    assert_eq!(world.run.status, before);
+}

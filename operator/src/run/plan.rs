@@ -199,6 +199,9 @@ fn during(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
 /// The attempt is over, by the worker's word or by the pod's end.
 fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) -> Step {
     let run = &world.run;
+    if let Some(stopped) = end.stopped.filter(|_| starts_again(world, old, end.ended, now)) {
+        return next_attempt(world, old, end.ended, stopped, now);
+    }
     let last_word = current_report(old).and_then(|report| report.final_.as_ref());
     let outcome = if last_word.is_some() {
         outcome::from_report(old, end.ended)
@@ -225,6 +228,39 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
         return Step::DeletePod;
     }
     soonest([Some(exit_by).filter(|at| *at > now), Some(stuck_at)], now)
+}
+
+/// Before "turn 1 is starting" is stored nothing has happened that could happen twice: an attempt that was lost through
+/// no fault of the agent starts again, within the start deadline (design section 6, interruption).
+fn starts_again(world: &World, old: &SubagentRunStatus, ended: &Ended, now: Timestamp) -> bool {
+    let report = current_report(old);
+    let turn_began = report.is_some_and(|report| !report.turns.is_empty() || report.final_.is_some());
+    let disrupted = [Reason::Evicted, Reason::NodeLost, Reason::PodDeleted].contains(&ended.reason);
+    let crashes =
+        old.attempts.iter().filter(|attempt| attempt.reason.as_deref() == Some(Reason::WorkerLost.as_str())).count();
+    // Disruptions do not count against maxAttempts.
+    let counts = i32::try_from(crashes).unwrap_or(i32::MAX) < effective(old).max_attempts.max(1);
+    let in_time = validate::start_deadline_at(&world.run, effective(old).start_deadline_seconds.max(1)) > now;
+    old.stopping.is_none() && !turn_began && in_time && (disrupted || ended.reason == Reason::WorkerLost && counts)
+}
+
+/// The end of the lost attempt is stored, its pod released, and only then the next one opened: from that write on the
+/// old pod's worker is refused.
+fn next_attempt(world: &World, old: &SubagentRunStatus, ended: &Ended, stopped: Stopped, now: Timestamp) -> Step {
+    let run = &world.run;
+    if old.attempts.first().is_some_and(|attempt| attempt.finished_at.is_none()) {
+        return Step::Status(Box::new(status::attempt_ended(run, old, ended, stopped, now)));
+    }
+    let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
+    if let Some(pod) = ours {
+        if pod.metadata.finalizers.iter().flatten().any(|name| name == names::POD_FINALIZER) {
+            return Step::ReleasePod;
+        }
+        if pod.metadata.deletion_timestamp.is_none() {
+            return Step::DeletePod;
+        }
+    }
+    Step::Status(Box::new(status::next_attempt(run, old, now)))
 }
 
 /// What is known of an attempt that is over.
@@ -315,6 +351,15 @@ fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
         return soonest([Some(overdue).filter(|at| *at > now)], now);
     }
     if let Some(pod) = ours {
+        // A pod that a paused predecessor of this process created too late: its worker is refused, it proves nothing yet.
+        let is_late = pod.metadata.uid != old.pod_uid;
+        if is_late && pod.metadata.deletion_timestamp.is_none() {
+            return Step::DeletePod;
+        }
+        let ended = crate::pod::observe::observe(pod, world.node, released(run, pod)).proof.is_some();
+        if is_late && !ended {
+            return Step::Wait(None);
+        }
         if pod.metadata.finalizers.iter().flatten().any(|name| name == names::POD_FINALIZER) {
             return Step::ReleasePod;
         }

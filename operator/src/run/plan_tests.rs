@@ -449,6 +449,44 @@ fn a_pod_that_is_gone_with_its_finalizer_ends_the_run() {
     assert!(is_started(&status), "c10: a run that had a session says so");
 }
 
+#[rstest]
+#[case::deleted(json!({"terminated": {"exitCode": 143}}), json!({"metadata": {"deletionTimestamp": CREATED}}), "PodDeleted")]
+#[case::lost(json!({"terminated": {"exitCode": 137}}), json!({}), "WorkerLost")]
+fn r4_an_attempt_lost_before_its_turn_starts_again_after_the_proof(
+    #[case] state: Value,
+    #[case] extra: Value,
+    #[case] reason: &str,
+) {
+    let mut world = world(run(with_pod()), Some(pod(state, extra)));
+    let first = status(next(&world, at(5)));
+    assert_eq!(first.attempt, Some(1));
+    assert_eq!(first.attempts[0].reason.as_deref(), Some(reason));
+    world.run.status = Some(first);
+    assert_eq!(next(&world, at(5)), Step::ReleasePod, "only after its end is stored");
+    world.pod = None;
+    let second = status(next(&world, at(6)));
+    assert_eq!((second.attempt, second.pod_uid.clone()), (Some(2), None));
+    assert_eq!(second.attempts.len(), 2);
+    world.run.status = Some(second);
+    assert_eq!(next(&world, at(6)), Step::CreatePod);
+}
+
+#[rstest]
+#[case::turn_began(report(json!({})), 5, "WorkerLost")]
+#[case::too_late(json!({}), 600, "StartDeadlineExceeded")]
+#[case::too_often(json!({"status": {"effective": {"maxAttempts": 1}, "attempts": [{"number": 2, "podName": "r-2"}, {"number": 1, "podName": "r-1", "reason": "WorkerLost"}]}}), 5, "WorkerLost")]
+fn r4_a_lost_attempt_ends_the_run_when_its_turn_began_or_it_is_late(
+    #[case] extra: Value,
+    #[case] second: i64,
+    #[case] reason: &str,
+) {
+    let mut world =
+        world(run(merged(with_pod(), extra)), Some(pod(json!({"terminated": {"exitCode": 137}}), json!({}))));
+    settle(&mut world, at(second));
+    let status = world.run.status.unwrap();
+    assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
+}
+
 #[test]
 fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
     let done = merged(with_pod(), json!({"status": {"phase": "Completed", "finishedAt": "2026-01-01T00:00:10Z"}}));
@@ -467,6 +505,18 @@ fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
     world.pod = None;
     assert_eq!(next(&world, at(311)), Step::Wait(Some(Duration::from_secs(699))));
     assert_eq!(next(&world, at(1010)), Step::DeleteRun);
+}
+
+#[test]
+fn r9_a_pod_that_a_paused_leader_created_too_late_is_removed() {
+    let done = json!({"status": {"phase": "Cancelled", "attempt": 1, "finishedAt": "2026-01-01T00:00:10Z",
+        "conditions": [{"type": "Stopped", "status": "True", "reason": "NoPod", "message": "", "lastTransitionTime": CREATED}]}});
+    let mut world = world(run(done), Some(running()));
+    assert_eq!(next(&world, at(11)), Step::DeletePod);
+    world.pod = Some(pod(json!({"running": {}}), json!({"metadata": {"deletionTimestamp": CREATED}})));
+    assert_eq!(next(&world, at(11)), Step::Wait(None));
+    world.pod = Some(pod(json!({"terminated": {"exitCode": 1}}), json!({"metadata": {"deletionTimestamp": CREATED}})));
+    assert_eq!(next(&world, at(12)), Step::ReleasePod);
 }
 
 #[test]

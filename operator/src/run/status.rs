@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     naming,
-    pod::{Observed, Proof},
+    pod::{Observed, Proof, observe::Ended},
 };
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use subagent_crds::{
@@ -111,6 +111,38 @@ pub fn pod_created(run: &SubagentRun, old: &SubagentRunStatus, pod: &Pod, now: T
     new.reason = None;
     say(&mut new, "the worker pod is starting");
     set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", "the worker pod is starting", now);
+    new
+}
+
+/// A lost attempt is over, with proof; the run goes on.
+pub fn attempt_ended(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    ended: &Ended,
+    how: Stopped,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = old.clone();
+    if let Some(attempt) = new.attempts.first_mut() {
+        attempt.finished_at = Some(Time(now));
+        attempt.reason = Some(ended.reason.to_string());
+    }
+    let (reason, proof) = stopped_words(how);
+    let message = format!("attempt lost before its turn began: {}; {proof}", ended.message);
+    say(&mut new, &message);
+    set(run, &mut new, conditions::WORKER_READY, Status::False, reason, &message, now);
+    new
+}
+
+/// The next attempt: from this write on the old one's worker is refused.
+pub fn next_attempt(run: &SubagentRun, old: &SubagentRunStatus, now: Timestamp) -> SubagentRunStatus {
+    let mut new = old.clone();
+    let number = old.attempt.unwrap_or(0).saturating_add(1);
+    open_attempt(run, &mut new, number);
+    new.phase = Some(Phase::Starting);
+    let message = format!("attempt {number} is starting");
+    say(&mut new, &message);
+    set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", &message, now);
     new
 }
 
@@ -273,16 +305,20 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
 /// Nothing of the run can be running any more, and why that is known.
 pub fn stopped(run: &SubagentRun, status: SubagentRunStatus, how: Stopped, now: Timestamp) -> SubagentRunStatus {
     let mut new = status;
-    let (reason, message) = match how {
-        Stopped::NoPod => ("NoPod", "no worker pod was created"),
-        Stopped::ObjectGone => (Proof::ObjectGone.as_str(), Proof::ObjectGone.sentence()),
-        Stopped::Proof(proof) => (proof.as_str(), proof.sentence()),
-    };
+    let (reason, message) = stopped_words(how);
     if let Some(attempt) = new.attempts.first_mut().filter(|_| how != Stopped::NoPod) {
         attempt.finished_at = Some(Time(now));
     }
     set(run, &mut new, conditions::STOPPED, Status::True, reason, message, now);
     new
+}
+
+fn stopped_words(how: Stopped) -> (&'static str, &'static str) {
+    match how {
+        Stopped::NoPod => ("NoPod", "no worker pod was created"),
+        Stopped::ObjectGone => (Proof::ObjectGone.as_str(), Proof::ObjectGone.sentence()),
+        Stopped::Proof(proof) => (proof.as_str(), proof.sentence()),
+    }
 }
 
 /// A stop that cannot be proven in time. The run settles, and goes on looking for the proof.

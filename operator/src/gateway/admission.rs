@@ -1,0 +1,89 @@
+//! From a hello to a decision, by live reads: no cache stands between a worker and the fence.
+
+use super::{
+    Gateway, assignment,
+    auth::{self, Identity},
+    cancels,
+    fence::{Claim, Refusal, judge, run_of},
+    store::{Place, Stored},
+};
+use crate::{
+    api::{self, ReadError},
+    provider::revision,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use std::time::Duration;
+use subagent_crds::SubagentRun;
+use subagent_link::{Assignment, RefusalReason};
+
+/// Longest time for all reads of an admission together. Below the time after which a worker takes a silent gateway for
+/// dead (30 s).
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A worker that is served.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub place: Place,
+    pub stored: Stored,
+    /// The run is to stop already.
+    pub stop: bool,
+    /// For a worker without memory.
+    pub assignment: Option<Box<Assignment>>,
+}
+
+impl Gateway {
+    /// Decides over a hello.
+    pub async fn admit(&self, token: String, run_uid: String, attempt: i32, seq: i64) -> Result<Admitted, Refusal> {
+        let admission = async {
+            let identity = auth::review(&self.client, token).await?;
+            self.admit_pod(identity, run_uid, attempt, seq).await
+        };
+        tokio::time::timeout(ADMISSION_TIMEOUT, admission).await.unwrap_or_else(|_| {
+            Err(Refusal::later(RefusalReason::Unavailable, "the API server did not answer in time"))
+        })
+    }
+
+    async fn admit_pod(
+        &self,
+        identity: Identity,
+        run_uid: String,
+        attempt: i32,
+        seq: i64,
+    ) -> Result<Admitted, Refusal> {
+        let namespace = identity.namespace.clone();
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        let pod = api::get(&pods, &identity.pod_name).await.map_err(unavailable)?;
+        let run_name = run_of(pod.as_ref(), &identity)?;
+        let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &namespace);
+        let run = api::get(&runs, &run_name).await.map_err(unavailable)?;
+        let claim = Claim { pod_uid: identity.pod_uid, run_uid, attempt, seq };
+        judge(&claim, run.as_ref())?;
+        let Some(run) = run else { return Err(Refusal::later(RefusalReason::NotYet, "the run is not there")) };
+        let stop = cancels::is_to_stop(&run);
+        // A run that is to stop starts nothing (contract c9); a worker that remembers has its assignment.
+        let assignment =
+            if seq == 0 && !stop { Some(Box::new(self.assignment(&namespace, &run).await?)) } else { None };
+        Ok(Admitted { place: Place { namespace, run_name, claim }, stored: Stored::of(&run), stop, assignment })
+    }
+
+    /// The assignment, with the provider as it was when the run was accepted (contract c2).
+    async fn assignment(&self, namespace: &str, run: &SubagentRun) -> Result<Assignment, Refusal> {
+        let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
+        let Some(descriptor) = descriptor else {
+            return Err(Refusal::later(RefusalReason::NotYet, "the run is not accepted yet"));
+        };
+        let provider =
+            revision::read(&self.client, namespace, &descriptor.provider_revision).await.map_err(|error| {
+                tracing::warn!(namespace, run = run.metadata.name, %error, "no assignment");
+                Refusal::later(RefusalReason::Unavailable, error.to_string())
+            })?;
+        assignment::build(run, &provider, self.max_result_bytes)
+            .map_err(|error| Refusal::last(RefusalReason::Invalid, error.to_string()))
+    }
+}
+
+fn unavailable(error: ReadError) -> Refusal {
+    tracing::warn!(%error, "hello not decided");
+    Refusal::later(RefusalReason::Unavailable, "the API server could not be asked")
+}

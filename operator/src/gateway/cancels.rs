@@ -1,0 +1,261 @@
+//! Follows runs for one question: is this run to stop? A set `spec.cancel`, a deletion, or a stop the controller has
+//! decided (a deadline) is forwarded to the run's connection.
+
+use super::connections::Connections;
+use crate::http::Part;
+use futures::{StreamExt, TryStreamExt, future::join_all};
+use kube::{
+    Api, Client, Resource,
+    api::ObjectMeta,
+    core::DeserializeGuard,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde::Deserialize;
+use std::{
+    borrow::Cow,
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use subagent_crds::{Phase, SubagentRun};
+
+/// Runs per page of the first list: each may carry half a megabyte of prompt, and none of it is kept.
+const PAGE: u32 = 50;
+
+/// The few fields of a run that matter here. A run whose other fields do not decode is still stopped.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Glimpse {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: GlimpseSpec,
+    #[serde(default)]
+    status: GlimpseStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct GlimpseSpec {
+    #[serde(default)]
+    cancel: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct GlimpseStatus {
+    #[serde(default)]
+    phase: Option<Phase>,
+    #[serde(default)]
+    stopping: Option<serde::de::IgnoredAny>,
+}
+
+impl Resource for Glimpse {
+    type DynamicType = ();
+    type Scope = <SubagentRun as Resource>::Scope;
+
+    fn kind(_: &()) -> Cow<'_, str> {
+        SubagentRun::kind(&())
+    }
+
+    fn group(_: &()) -> Cow<'_, str> {
+        SubagentRun::group(&())
+    }
+
+    fn version(_: &()) -> Cow<'_, str> {
+        SubagentRun::version(&())
+    }
+
+    fn plural(_: &()) -> Cow<'_, str> {
+        SubagentRun::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// True when the worker of this run is to be told to stop.
+pub(super) fn is_to_stop(run: &SubagentRun) -> bool {
+    let status = run.status.as_ref();
+    stops(
+        run.spec.cancel,
+        &run.metadata,
+        status.is_some_and(|status| status.stopping.is_some()),
+        status.and_then(|status| status.phase),
+    )
+}
+
+fn stops(cancel: bool, metadata: &ObjectMeta, stopping: bool, phase: Option<Phase>) -> bool {
+    let over = phase.is_some_and(Phase::is_terminal);
+    !over && (cancel || stopping || metadata.deletion_timestamp.is_some())
+}
+
+/// Follows the runs of these namespaces, all of them when the list is empty. Sets `ready` once every one was listed.
+/// Never ends.
+pub(super) async fn follow(client: Client, namespaces: &[String], connections: Arc<Connections>, ready: &Part) {
+    let apis: Vec<Api<DeserializeGuard<Glimpse>>> = if namespaces.is_empty() {
+        vec![Api::all(client)]
+    } else {
+        namespaces.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect()
+    };
+    let unlisted = AtomicUsize::new(apis.len());
+    let listed = || {
+        if unlisted.fetch_sub(1, Ordering::Relaxed) == 1 {
+            ready.set(true);
+        }
+    };
+    join_all(apis.into_iter().map(|api| follow_one(api, &connections, &listed))).await;
+}
+
+async fn follow_one(api: Api<DeserializeGuard<Glimpse>>, connections: &Connections, listed: &impl Fn()) {
+    let mut scope = Scope { connections, stopping: HashSet::new(), listing: HashSet::new() };
+    let mut first = true;
+    let mut events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff().boxed();
+    loop {
+        match events.try_next().await {
+            Ok(Some(event)) => {
+                let done = matches!(event, watcher::Event::InitDone);
+                scope.apply(event);
+                if done && std::mem::take(&mut first) {
+                    listed();
+                }
+            }
+            Ok(None) => return,
+            // The stream goes on by itself, after a wait.
+            Err(error) => tracing::warn!(%error, "watching runs"),
+        }
+    }
+}
+
+/// What one watch has seen.
+struct Scope<'a> {
+    connections: &'a Connections,
+    stopping: HashSet<String>,
+    listing: HashSet<String>,
+}
+
+impl Scope<'_> {
+    fn apply(&mut self, event: watcher::Event<DeserializeGuard<Glimpse>>) {
+        match event {
+            watcher::Event::Init => self.listing.clear(),
+            watcher::Event::InitApply(run) => {
+                if let Some(uid) = self.see(run) {
+                    self.listing.insert(uid);
+                }
+            }
+            watcher::Event::InitDone => {
+                // Runs that went away while nobody looked.
+                let kept = std::mem::take(&mut self.listing);
+                for gone in self.stopping.difference(&kept) {
+                    self.connections.forget(gone);
+                }
+                self.stopping = kept;
+            }
+            watcher::Event::Apply(run) => {
+                if let Some(uid) = self.see(run) {
+                    self.stopping.insert(uid);
+                }
+            }
+            watcher::Event::Delete(run) => {
+                if let Some(uid) = run.meta().uid.as_deref() {
+                    self.forget(uid);
+                }
+            }
+        }
+    }
+
+    /// Forwards a stop and returns the run's UID when there is one.
+    fn see(&mut self, run: DeserializeGuard<Glimpse>) -> Option<String> {
+        let run = match run.0 {
+            Ok(run) => run,
+            Err(invalid) => {
+                let name = invalid.metadata.name.as_deref().unwrap_or_default();
+                let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
+                tracing::warn!(
+                    namespace,
+                    name,
+                    error = invalid.error,
+                    "a run does not decode; it cannot be stopped by its spec"
+                );
+                return None;
+            }
+        };
+        let uid = run.metadata.uid.clone()?;
+        if stops(run.spec.cancel, &run.metadata, run.status.stopping.is_some(), run.status.phase) {
+            self.connections.stop(&uid);
+            Some(uid)
+        } else {
+            self.forget(&uid);
+            None
+        }
+    }
+
+    fn forget(&mut self, uid: &str) {
+        if self.stopping.remove(uid) {
+            self.connections.forget(uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    fn glimpse(uid: &str, changes: Value) -> DeserializeGuard<Glimpse> {
+        let mut run = json!({
+            "metadata": {"name": uid, "uid": uid},
+            "spec": {"description": 7, "prompt": {"text": "t"}},
+            "status": {"phase": "Running"},
+        });
+        for (pointer, value) in changes.as_object().unwrap() {
+            run[pointer] = value.clone();
+        }
+        serde_json::from_value(run).unwrap()
+    }
+
+    #[rstest]
+    #[case::running(json!({}), false)]
+    #[case::cancelled(json!({"spec": {"cancel": true}}), true)]
+    #[case::deleted(json!({"metadata": {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}}), true)]
+    #[case::deadline(json!({"status": {"phase": "Running", "stopping": {"reason": "DeadlineExceeded"}}}), true)]
+    #[case::over(json!({"spec": {"cancel": true}, "status": {"phase": "Cancelled"}}), false)]
+    #[case::without_status(json!({"status": {}, "spec": {"cancel": true}}), true)]
+    fn c51_a_run_is_to_stop_when_it_is_cancelled_deleted_or_out_of_time(
+        #[case] changes: Value,
+        #[case] expected: bool,
+    ) {
+        let connections = Connections::new(Arc::new(Metrics::new()));
+        let mut scope = Scope { connections: &connections, stopping: HashSet::new(), listing: HashSet::new() };
+        assert_eq!(scope.see(glimpse("u", changes)).is_some(), expected);
+    }
+
+    #[test]
+    fn a_list_after_a_gap_forgets_what_went_away() {
+        let connections = Arc::new(Connections::new(Arc::new(Metrics::new())));
+        let mut scope = Scope { connections: &connections, stopping: HashSet::new(), listing: HashSet::new() };
+        let cancelled = || json!({"spec": {"cancel": true}});
+        let told = |uid: &str| *connections.join(uid, false).stop.borrow();
+        scope.apply(watcher::Event::Init);
+        scope.apply(watcher::Event::InitApply(glimpse("a", cancelled())));
+        scope.apply(watcher::Event::InitApply(glimpse("b", json!({}))));
+        scope.apply(watcher::Event::InitDone);
+        assert!(told("a") && !told("b"));
+        scope.apply(watcher::Event::Apply(glimpse("b", cancelled())));
+        assert!(told("b"));
+        // A second list, in which "a" is gone.
+        scope.apply(watcher::Event::Init);
+        scope.apply(watcher::Event::InitApply(glimpse("b", cancelled())));
+        assert!(told("a"), "nothing is forgotten before the list is complete");
+        scope.apply(watcher::Event::InitDone);
+        assert!(!told("a") && told("b"));
+        scope.apply(watcher::Event::Delete(glimpse("b", cancelled())));
+        assert!(!told("b"));
+    }
+}

@@ -1,0 +1,117 @@
+//! The gateway: where workers connect (design section 7). Every replica runs one.
+//!
+//! It holds nothing that matters. A report is acknowledged only after the API server has stored it, so a replica can
+//! die at any moment: the worker connects to another one and sends its newest snapshot again. What makes many replicas
+//! and late writes safe is not here either: it is `podUID`, `attempt` and `seq` in what is written, and the CEL rules of
+//! the status.
+//!
+//! - `listener`: TCP, TLS, HTTP upgrade.
+//! - `auth`: whose token is it.
+//! - `fence`: does that pod speak for the current attempt. Pure.
+//! - `admission`: both of them for a hello, by live reads; gives the assignment.
+//! - `conversation`: one connection from hello to end.
+//! - `snapshot`, `transcript`, `store`: checks a report, archives the transcript, writes the status.
+//! - `connections`, `cancels`: which runs are connected here, and which of them are being stopped.
+
+mod admission;
+mod assignment;
+mod auth;
+mod cancels;
+mod connections;
+mod conversation;
+mod fence;
+mod listener;
+mod snapshot;
+mod store;
+mod transcript;
+
+pub use snapshot::SchemaError;
+
+use crate::{http::Part, metrics::Metrics, pki::Pki};
+use connections::Connections;
+use fence::Refusal;
+use kube::Client;
+use snapshot::Rules;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Settings of the gateway.
+#[derive(Clone, Debug)]
+pub struct GatewaySettings {
+    /// Namespaces whose runs are followed; none means all.
+    pub namespaces: Vec<String>,
+    /// Largest result in bytes that a worker may report. The status holds at most
+    /// [`MAX_INLINE_RESULT_BYTES`](subagent_link::MAX_INLINE_RESULT_BYTES); a higher number here is cut to that.
+    pub max_result_bytes: i64,
+}
+
+/// The gateway cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// TLS settings are refused.
+    #[error("TLS of the gateway: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The schema that reports are checked against is not usable: a defect of the build.
+    #[error("schema of status.report: {0}")]
+    Schema(#[from] SchemaError),
+    /// The listener broke.
+    #[error("listener of the gateway: {0}")]
+    Listener(#[from] std::io::Error),
+    /// The watch that forwards cancels ended, which it never does by itself.
+    #[error("the watch on runs ended")]
+    WatchEnded,
+}
+
+/// What every connection needs.
+struct Gateway {
+    client: Client,
+    metrics: Arc<Metrics>,
+    rules: Rules,
+    connections: Arc<Connections>,
+    max_result_bytes: i64,
+    shutdown: CancellationToken,
+}
+
+impl Gateway {
+    /// Counts a refusal.
+    fn refused(&self, refusal: &Refusal) {
+        let reason = fence::reason_name(refusal.reason);
+        self.metrics.link_refusals.get_or_create(&crate::metrics::RefusalLabels { reason }).inc();
+    }
+}
+
+/// Serves workers on `listener` until `shutdown`, then closes every connection within two seconds, so that workers go
+/// to another replica. `ready` is set once runs are followed and connections are taken.
+///
+/// # Errors
+/// [`GatewayError`]; the process must end then.
+pub async fn serve(
+    listener: TcpListener,
+    settings: GatewaySettings,
+    client: Client,
+    pki: &Pki,
+    metrics: Arc<Metrics>,
+    ready: Part,
+    shutdown: CancellationToken,
+) -> Result<(), GatewayError> {
+    let tls = pki.server_config()?;
+    let connections = Arc::new(Connections::new(metrics.clone()));
+    let inline = i64::try_from(subagent_link::MAX_INLINE_RESULT_BYTES).unwrap_or(i64::MAX);
+    let gateway = Arc::new(Gateway {
+        client: client.clone(),
+        metrics,
+        rules: Rules::of_reports()?,
+        connections: connections.clone(),
+        max_result_bytes: settings.max_result_bytes.min(inline),
+        shutdown: shutdown.clone(),
+    });
+    let watching = cancels::follow(client, &settings.namespaces, connections, &ready);
+    tokio::select! {
+        served = listener::serve(listener, tls, gateway) => {
+            ready.set(false);
+            Ok(served?)
+        }
+        () = watching => Err(GatewayError::WatchEnded),
+    }
+}

@@ -1,0 +1,318 @@
+//! From what a worker sends to what the status holds, with every bound checked before anything is written.
+//!
+//! The bounds are those of the installed schema: it is read from the API types, so there is one source of them.
+
+use super::fence::Claim;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use regex::Regex;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use subagent_crds::report::{Report, RunResult};
+use subagent_link::{
+    MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES, MAX_TRANSCRIPT_BYTES, ResultPayload, Snapshot, TranscriptPayload,
+};
+
+/// The schema cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SchemaError {
+    /// A part is missing.
+    #[error("{0} is not in the schema of a run")]
+    Missing(&'static str),
+    /// A pattern is not a regular expression.
+    #[error("pattern: {0}")]
+    Pattern(#[from] regex::Error),
+    /// The schema is not JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// What breaks a bound, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {what}")]
+pub(super) struct Invalid {
+    path: String,
+    what: String,
+}
+
+fn invalid(path: &str, what: impl Into<String>) -> Invalid {
+    Invalid { path: path.to_owned(), what: what.into() }
+}
+
+/// The bounds of one value, of the parts of the schema that reports use.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    max_length: Option<usize>,
+    min_length: Option<usize>,
+    max_items: Option<usize>,
+    minimum: Option<f64>,
+    maximum: Option<f64>,
+    pattern: Option<Regex>,
+    words: Vec<Value>,
+    items: Option<Box<Rules>>,
+    properties: Vec<(String, Rules)>,
+}
+
+impl Rules {
+    /// The rules of `status.report`.
+    pub fn of_reports() -> Result<Self, SchemaError> {
+        Self::of_status_field("report")
+    }
+
+    fn of_status_field(field: &'static str) -> Result<Self, SchemaError> {
+        let definitions = subagent_crds::definitions();
+        let run = definitions.iter().find(|crd| crd.spec.names.kind == "SubagentRun");
+        let version = run.and_then(|crd| crd.spec.versions.first()).ok_or(SchemaError::Missing("SubagentRun"))?;
+        let schema = serde_json::to_value(&version.schema)?;
+        let path = format!("/openAPIV3Schema/properties/status/properties/{field}");
+        Self::parse(schema.pointer(&path).ok_or(SchemaError::Missing(field))?)
+    }
+
+    fn parse(schema: &Value) -> Result<Self, SchemaError> {
+        let count = |key: &str| schema[key].as_u64().and_then(|count| usize::try_from(count).ok());
+        let mut properties = Vec::new();
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            properties.push((name.clone(), Self::parse(property)?));
+        }
+        Ok(Self {
+            max_length: count("maxLength"),
+            min_length: count("minLength"),
+            max_items: count("maxItems"),
+            minimum: schema["minimum"].as_f64(),
+            maximum: schema["maximum"].as_f64(),
+            pattern: schema["pattern"].as_str().map(Regex::new).transpose()?,
+            words: schema["enum"].as_array().cloned().unwrap_or_default(),
+            items: schema["items"].is_object().then(|| Self::parse(&schema["items"]).map(Box::new)).transpose()?,
+            properties,
+        })
+    }
+
+    /// Types are right already: the value was made from the API's types. Fields that the schema does not name are
+    /// bounded by the size of the whole.
+    fn check(&self, value: &Value, path: &str) -> Result<(), Invalid> {
+        if !self.words.is_empty() && !self.words.contains(value) {
+            return Err(invalid(path, "is not one of the known values"));
+        }
+        match value {
+            Value::String(text) => {
+                // The API server counts characters.
+                let length = text.chars().count();
+                if self.max_length.is_some_and(|max| length > max) || self.min_length.is_some_and(|min| length < min) {
+                    return Err(invalid(path, format!("has {length} characters")));
+                }
+                if self.pattern.as_ref().is_some_and(|pattern| !pattern.is_match(text)) {
+                    return Err(invalid(path, "does not match its pattern"));
+                }
+            }
+            Value::Number(number) => {
+                let number = number.as_f64().unwrap_or(f64::NAN);
+                // Written so that NaN is out of range, too.
+                let in_range =
+                    self.minimum.is_none_or(|min| number >= min) && self.maximum.is_none_or(|max| number <= max);
+                if !in_range {
+                    return Err(invalid(path, "is out of range"));
+                }
+            }
+            Value::Array(items) => {
+                if self.max_items.is_some_and(|max| items.len() > max) {
+                    return Err(invalid(path, format!("has {} entries", items.len())));
+                }
+                for (index, item) in items.iter().enumerate() {
+                    if let Some(rules) = &self.items {
+                        rules.check(item, &format!("{path}[{index}]"))?;
+                    }
+                }
+            }
+            Value::Object(fields) => {
+                for (name, rules) in &self.properties {
+                    if let Some(field) = fields.get(name) {
+                        rules.check(field, &format!("{path}.{name}"))?;
+                    }
+                }
+            }
+            Value::Null | Value::Bool(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Makes the report of a snapshot. Who reported it comes from the token and the fence, whatever the snapshot says.
+pub(super) fn report(rules: &Rules, claim: &Claim, seq: i64, snapshot: &Snapshot) -> Result<Report, Invalid> {
+    let not_json = |error: serde_json::Error| invalid("report", error.to_string());
+    let mut value = serde_json::to_value(snapshot).map_err(not_json)?;
+    let Some(fields) = value.as_object_mut() else { return Err(invalid("report", "is not an object")) };
+    fields.insert("podUID".to_owned(), claim.pod_uid.clone().into());
+    fields.insert("attempt".to_owned(), claim.attempt.into());
+    fields.insert("seq".to_owned(), seq.into());
+    let size = value.to_string().len();
+    if size > MAX_SNAPSHOT_BYTES {
+        return Err(invalid("report", format!("has {size} bytes, the limit is {MAX_SNAPSHOT_BYTES}")));
+    }
+    rules.check(&value, "report")?;
+    serde_json::from_value(value).map_err(not_json)
+}
+
+/// Makes the result. Its digest is computed again: what is stored is what the digest says.
+pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> Result<RunResult, Invalid> {
+    let bytes = payload.text.len();
+    if bytes > MAX_INLINE_RESULT_BYTES || i64::try_from(bytes).is_ok_and(|bytes| bytes > max_bytes) {
+        return Err(invalid("result.text", format!("has {bytes} bytes; it is never cut, a worker fails instead")));
+    }
+    if i64::try_from(bytes) != Ok(payload.size) {
+        return Err(invalid("result.size", format!("is {}, the text has {bytes} bytes", payload.size)));
+    }
+    if crate::naming::hex(&Sha256::digest(payload.text.as_bytes())) != payload.sha256 {
+        return Err(invalid("result.sha256", "is not the digest of the text"));
+    }
+    if !(0..=1_000_000).contains(&payload.other_blocks) {
+        return Err(invalid("result.otherBlocks", "is out of range"));
+    }
+    Ok(RunResult {
+        pod_uid: claim.pod_uid.clone(),
+        text: Some(payload.text.clone()),
+        other_blocks: payload.other_blocks,
+        sha256: payload.sha256.clone(),
+        size: payload.size,
+    })
+}
+
+/// A checked transcript.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// zstd-compressed.
+    pub data: Vec<u8>,
+    pub sha256: String,
+    pub size: i64,
+    pub dropped_bytes: i64,
+}
+
+/// Checks a transcript's tail. It is not unpacked here: readers check the digest.
+pub(super) fn transcript(payload: &TranscriptPayload) -> Result<Tail, Invalid> {
+    let data = BASE64_STANDARD.decode(&payload.data).map_err(|_| invalid("transcript.data", "is not base64"))?;
+    if data.len() > MAX_TRANSCRIPT_BYTES {
+        return Err(invalid("transcript.data", format!("has {} bytes", data.len())));
+    }
+    let is_digest = payload.sha256.len() == 64 && payload.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_digest {
+        return Err(invalid("transcript.sha256", "is not a SHA-256 in hex"));
+    }
+    let in_range = |number: i64| (0..=9_007_199_254_740_991).contains(&number);
+    if !in_range(payload.size) || !in_range(payload.dropped_bytes) {
+        return Err(invalid("transcript.size", "is out of range"));
+    }
+    Ok(Tail { data, sha256: payload.sha256.clone(), size: payload.size, dropped_bytes: payload.dropped_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    fn claim() -> Claim {
+        Claim { pod_uid: "pod".into(), run_uid: "run".into(), attempt: 2, seq: 0 }
+    }
+
+    fn snapshot(value: Value) -> Snapshot {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn full() -> Value {
+        json!({
+            "agent": {"name": "a", "version": "1", "protocolVersion": 1, "capabilities": ["LoadSession"]},
+            "session": {"id": "s", "how": "New"},
+            "turns": [{"turn": 1, "startedAt": "2026-01-01T00:00:00Z", "preview": "p"}],
+            "turnCount": 1,
+            "idle": false,
+            "stage": "Prompt",
+            "usage": {"totalTokens": 9, "cost": {"amount": "0.10", "currency": "EUR"}},
+            "permissions": {"allowed": 1, "rejected": 2},
+            "newer": {"kept": true},
+        })
+    }
+
+    #[test]
+    fn a_snapshot_becomes_a_report_with_the_reporter_of_the_fence() {
+        let rules = Rules::of_reports().unwrap();
+        let mut value = full();
+        // A worker cannot say who it is.
+        value["podUID"] = "forged".into();
+        value["attempt"] = 99.into();
+        value["seq"] = 99.into();
+        let report = report(&rules, &claim(), 4, &snapshot(value)).unwrap();
+        assert_eq!((report.pod_uid.as_str(), report.attempt, report.seq), ("pod", 2, 4));
+        assert_eq!(report.other["newer"]["kept"], true, "fields of a newer worker are kept");
+        assert_eq!(report.session.unwrap().how, "New");
+    }
+
+    #[rstest]
+    #[case::text_too_long("/agent/name", json!("x".repeat(257)), "report.agent.name")]
+    #[case::t2_negative_usage("/usage/totalTokens", json!(-1), "report.usage.totalTokens")]
+    #[case::t2_huge_usage("/usage/totalTokens", json!(i64::MAX), "report.usage.totalTokens")]
+    #[case::t2_cost_is_no_number("/usage/cost/amount", json!("1e30"), "report.usage.cost.amount")]
+    #[case::currency_too_short("/usage/cost/currency", json!("E"), "report.usage.cost.currency")]
+    #[case::turn_zero("/turns/0/turn", json!(0), "report.turns[0].turn")]
+    #[case::preview_too_long("/turns/0/preview", json!("x".repeat(1025)), "report.turns[0].preview")]
+    #[case::capability_too_long("/agent/capabilities/0", json!("x".repeat(65)), "report.agent.capabilities[0]")]
+    #[case::too_many_turns("/turns", json!(vec![json!({"turn": 1, "startedAt": ""}); 33]), "report.turns")]
+    #[case::t5_too_large("/newer", json!("x".repeat(MAX_SNAPSHOT_BYTES)), "report")]
+    fn a_snapshot_out_of_bounds_is_refused_and_names_the_field(
+        #[case] pointer: &str,
+        #[case] bad: Value,
+        #[case] path: &str,
+    ) {
+        let rules = Rules::of_reports().unwrap();
+        let mut value = full();
+        *value.pointer_mut(pointer).unwrap() = bad;
+        assert_eq!(report(&rules, &claim(), 1, &snapshot(value)).unwrap_err().path, path);
+    }
+
+    #[test]
+    fn a_sequence_number_below_one_is_refused() {
+        let rules = Rules::of_reports().unwrap();
+        assert_eq!(report(&rules, &claim(), 0, &Snapshot::default()).unwrap_err().path, "report.seq");
+    }
+
+    fn payload(text: &str) -> ResultPayload {
+        let sha256 = crate::naming::hex(&Sha256::digest(text.as_bytes()));
+        ResultPayload { text: text.into(), other_blocks: 0, sha256, size: text.len() as i64 }
+    }
+
+    #[rstest]
+    #[case(10)]
+    #[case(MAX_INLINE_RESULT_BYTES)]
+    fn t3_a_result_within_the_limit_is_kept_whole(#[case] bytes: usize) {
+        let text = "x".repeat(bytes);
+        let stored = result(&claim(), &payload(&text), i64::MAX).unwrap();
+        assert_eq!((stored.text.as_deref(), stored.pod_uid.as_str()), (Some(text.as_str()), "pod"));
+    }
+
+    #[test]
+    fn t3_a_result_is_never_cut_and_its_digest_is_checked() {
+        let large = payload(&"x".repeat(MAX_INLINE_RESULT_BYTES + 1));
+        assert_eq!(result(&claim(), &large, i64::MAX).unwrap_err().path, "result.text");
+        // Many bytes in few characters.
+        let wide = payload(&"ä".repeat(MAX_INLINE_RESULT_BYTES / 2 + 1));
+        assert_eq!(result(&claim(), &wide, i64::MAX).unwrap_err().path, "result.text");
+        assert_eq!(result(&claim(), &payload("four"), 3).unwrap_err().path, "result.text");
+        let other = ResultPayload { sha256: payload("b").sha256, ..payload("a") };
+        assert_eq!(result(&claim(), &other, 9).unwrap_err().path, "result.sha256");
+        let cut = ResultPayload { size: 9, ..payload("a") };
+        assert_eq!(result(&claim(), &cut, 9).unwrap_err().path, "result.size");
+    }
+
+    #[test]
+    fn a_transcript_is_bounded_after_base64() {
+        let tail = |bytes: usize| TranscriptPayload {
+            data: BASE64_STANDARD.encode(vec![7; bytes]),
+            sha256: "0".repeat(64),
+            size: 1,
+            dropped_bytes: 0,
+        };
+        assert_eq!(transcript(&tail(MAX_TRANSCRIPT_BYTES)).unwrap().data.len(), MAX_TRANSCRIPT_BYTES);
+        assert_eq!(transcript(&tail(MAX_TRANSCRIPT_BYTES + 1)).unwrap_err().path, "transcript.data");
+        let spoiled = TranscriptPayload { data: "%".into(), ..tail(1) };
+        assert_eq!(transcript(&spoiled).unwrap_err().path, "transcript.data");
+        let spoiled = TranscriptPayload { sha256: "zz".into(), ..tail(1) };
+        assert_eq!(transcript(&spoiled).unwrap_err().path, "transcript.sha256");
+    }
+}

@@ -1,0 +1,262 @@
+//! The status write: report, result and transcript in one server-side apply.
+//!
+//! One apply, because an apply that leaves out a field of its manager gives that field up: the stored result would be
+//! removed by the next report. So what is stored is sent again with every report.
+
+use super::{
+    Gateway,
+    fence::{Claim, Refusal, judge},
+    transcript::{self, Archived},
+};
+use crate::{
+    api::{self, WriteError},
+    gateway::snapshot::Tail,
+};
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use subagent_crds::{
+    SubagentRun, names,
+    report::{Report, RunResult, Transcript},
+};
+use subagent_link::RefusalReason;
+
+/// What the status holds of the gateway's fields.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Stored {
+    pub report: Option<Report>,
+    pub result: Option<RunResult>,
+    pub transcript: Option<Transcript>,
+}
+
+impl Stored {
+    pub fn of(run: &SubagentRun) -> Self {
+        let Some(status) = &run.status else { return Self::default() };
+        Self { report: status.report.clone(), result: status.result.clone(), transcript: status.transcript.clone() }
+    }
+
+    /// Highest stored sequence number of an attempt, 0 without one.
+    pub fn seq(&self, attempt: i32) -> i64 {
+        self.report.as_ref().filter(|report| report.attempt == attempt).map_or(0, |report| report.seq)
+    }
+
+    /// What the fields are after a report. What it does not bring stays, also from an earlier attempt: that is the
+    /// partial output.
+    fn with(&self, report: Report, result: Option<RunResult>, transcript: Option<Transcript>) -> Self {
+        Self {
+            report: Some(report),
+            result: result.or_else(|| self.result.clone()),
+            transcript: transcript.or_else(|| self.transcript.clone()),
+        }
+    }
+}
+
+/// A checked report that waits to be stored.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub report: Report,
+    pub result: Option<RunResult>,
+    pub transcript: Option<Tail>,
+    pub arrived: tokio::time::Instant,
+}
+
+impl Pending {
+    /// A newer report in the place of one that was not stored yet: snapshots are cumulative, result and transcript are
+    /// kept when the newer one does not bring them.
+    pub fn absorbed_by(self, newer: Self) -> Self {
+        Self {
+            result: newer.result.or(self.result),
+            transcript: newer.transcript.or(self.transcript),
+            arrived: self.arrived,
+            report: newer.report,
+        }
+    }
+}
+
+/// Where a report belongs.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub namespace: String,
+    pub run_name: String,
+    pub claim: Claim,
+}
+
+/// The apply. `None` is left out: a null would be stored as a value.
+fn body(run_name: &str, fields: &Stored) -> Value {
+    let mut status = serde_json::Map::new();
+    let present = [
+        ("report", fields.report.as_ref().map(|report| json!(report))),
+        ("result", fields.result.as_ref().map(|result| json!(result))),
+        ("transcript", fields.transcript.as_ref().map(|transcript| json!(transcript))),
+    ];
+    for (key, value) in present {
+        if let Some(value) = value {
+            status.insert(key.to_owned(), value);
+        }
+    }
+    json!({
+        "apiVersion": SubagentRun::api_version(&()),
+        "kind": SubagentRun::kind(&()),
+        "metadata": {"name": run_name},
+        "status": status,
+    })
+}
+
+impl Gateway {
+    /// Stores a report: the transcript's ConfigMap first, then the status.
+    pub async fn store(&self, place: &Place, stored: &Stored, pending: Pending) -> Result<Stored, Refusal> {
+        let unavailable = |error: &dyn std::fmt::Display| {
+            tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "report not stored");
+            Refusal::later(RefusalReason::Unavailable, "the API server could not store the report")
+        };
+        let transcript = match &pending.transcript {
+            None => None,
+            Some(tail) => {
+                let Place { namespace, run_name, claim } = place;
+                let archived = transcript::archive(&self.client, namespace, run_name, claim, tail).await;
+                Some(self.noted(place, archived.map_err(|error| unavailable(&error))?))
+            }
+        };
+        let seq = pending.report.seq;
+        let fields = stored.with(pending.report, pending.result, transcript);
+        let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
+        // Force, because a field may be shared: a controller archives the log of a worker that could not.
+        let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
+        let patch = Patch::Apply(body(&place.run_name, &fields));
+        let what = format!("status of {}/{}", place.namespace, place.run_name);
+        match api::write(what.as_str(), runs.patch_status(&place.run_name, &params, &patch)).await {
+            Ok(run) => {
+                self.metrics.wrote("gateway", "status");
+                self.metrics.reports_stored.inc();
+                self.metrics.report_store_seconds.observe(pending.arrived.elapsed().as_secs_f64());
+                tracing::debug!(namespace = place.namespace, run = place.run_name, seq, "report stored");
+                Ok(Stored::of(&run))
+            }
+            Err(WriteError::Refused { status, .. }) if status.code != 403 => {
+                self.explain(&runs, place, seq, &status.message).await.unwrap_or_else(|error| Err(unavailable(&error)))
+            }
+            Err(WriteError::Gone(_)) => Err(Refusal::later(RefusalReason::NotYet, "the run is not there")),
+            Err(error) => Err(unavailable(&error)),
+        }
+    }
+
+    fn noted(&self, place: &Place, archived: Archived) -> Transcript {
+        match archived.unarchived {
+            Some(why) => {
+                tracing::warn!(namespace = place.namespace, run = place.run_name, why, "transcript not archived");
+                self.metrics.transcripts_unarchived.inc();
+            }
+            None => self.metrics.wrote("gateway", "configmap"),
+        }
+        archived.transcript
+    }
+
+    /// The API server refused the status. The live run tells why: it moved on, or it already holds this report, or the
+    /// report itself is at fault.
+    async fn explain(
+        &self,
+        runs: &Api<SubagentRun>,
+        place: &Place,
+        seq: i64,
+        message: &str,
+    ) -> Result<Result<Stored, Refusal>, api::ReadError> {
+        let run = api::get(runs, &place.run_name).await?;
+        let verdict = verdict(&place.claim, seq, run.as_ref(), message);
+        if verdict.is_err() {
+            tracing::info!(namespace = place.namespace, run = place.run_name, seq, message, "report refused");
+        }
+        Ok(verdict)
+    }
+}
+
+/// Reads a refused write against the live run.
+fn verdict(claim: &Claim, seq: i64, run: Option<&SubagentRun>, message: &str) -> Result<Stored, Refusal> {
+    // Judged as a reconnect that remembers everything: what is at stake is who speaks, not what it remembers.
+    judge(&Claim { seq: i64::MAX, ..claim.clone() }, run)?;
+    match run.map(Stored::of) {
+        // A newer snapshot of the same worker came by another replica: this one is contained in it.
+        Some(stored) if stored.seq(claim.attempt) >= seq => Ok(stored),
+        _ => Err(Refusal::last(RefusalReason::Invalid, message)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn report(attempt: i32, seq: i64) -> Report {
+        Report { pod_uid: "pod".into(), attempt, seq, ..Report::default() }
+    }
+
+    fn result(text: &str) -> RunResult {
+        RunResult { pod_uid: "pod".into(), text: Some(text.into()), ..RunResult::default() }
+    }
+
+    fn transcript(size: i64) -> Transcript {
+        Transcript { pod_uid: "pod".into(), size, ..Transcript::default() }
+    }
+
+    #[test]
+    fn c31_a_later_report_sends_the_stored_result_and_transcript_again() {
+        let stored = Stored { report: Some(report(1, 1)), result: Some(result("a")), transcript: Some(transcript(1)) };
+        let next = stored.with(report(1, 2), None, None);
+        assert_eq!(next, Stored { report: Some(report(1, 2)), ..stored.clone() });
+        let body = body("r", &next);
+        assert_eq!(body["status"]["report"]["seq"], 2);
+        assert_eq!(body["status"]["result"]["text"], "a");
+        assert_eq!(body["status"]["transcript"]["size"], 1);
+        let replaced = stored.with(report(1, 3), Some(result("b")), None);
+        assert_eq!((replaced.result, replaced.transcript), (Some(result("b")), Some(transcript(1))));
+    }
+
+    #[test]
+    fn an_absent_field_is_left_out_of_the_apply() {
+        let body = body("r", &Stored::default().with(report(1, 1), None, None));
+        assert_eq!(body["metadata"], serde_json::json!({"name": "r"}));
+        assert_eq!(body["status"].as_object().unwrap().keys().collect::<Vec<_>>(), ["report"]);
+    }
+
+    #[test]
+    fn a_waiting_result_is_not_lost_to_a_newer_report() {
+        let at = tokio::time::Instant::now();
+        let older = Pending { report: report(1, 1), result: Some(result("a")), transcript: None, arrived: at };
+        let later = at + std::time::Duration::from_secs(1);
+        let newer = Pending { report: report(1, 2), result: None, transcript: None, arrived: later };
+        let both = older.absorbed_by(newer);
+        assert_eq!((both.report.seq, both.result, both.arrived), (2, Some(result("a")), at));
+    }
+
+    #[test]
+    fn a_sequence_number_counts_for_its_attempt_only() {
+        let stored = Stored { report: Some(report(1, 7)), ..Stored::default() };
+        assert_eq!((stored.seq(1), stored.seq(2), Stored::default().seq(1)), (7, 0, 0));
+    }
+
+    fn run(phase: &str, attempt: i32, seq: i64) -> SubagentRun {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentRun", "metadata": {"name": "r", "uid": "run"},
+            "spec": {"providerRef": {"name": "p"}, "description": "d", "prompt": {"text": "t"}},
+            "status": {"phase": phase, "attempt": attempt, "podUID": "pod",
+                "report": {"podUID": "pod", "attempt": attempt, "seq": seq}},
+        }))
+        .unwrap()
+    }
+
+    #[rstest]
+    #[case::r17_terminal(run("Completed", 1, 3), Some(RefusalReason::Terminal))]
+    #[case::r9_attempt_moved_on(run("Running", 2, 1), Some(RefusalReason::NotCurrent))]
+    #[case::r9_newer_snapshot_is_stored(run("Running", 1, 5), None)]
+    #[case::own_fault(run("Running", 1, 3), Some(RefusalReason::Invalid))]
+    fn r9_a_refused_write_is_read_against_the_live_run(
+        #[case] live: SubagentRun,
+        #[case] expected: Option<RefusalReason>,
+    ) {
+        let claim = Claim { pod_uid: "pod".into(), run_uid: "run".into(), attempt: 1, seq: 0 };
+        let got = verdict(&claim, 4, Some(&live), "said no");
+        assert_eq!(got.as_ref().err().map(|refusal| refusal.reason), expected, "{got:?}");
+        assert!(got.err().is_none_or(|refusal| !refusal.retry));
+    }
+}

@@ -326,10 +326,10 @@ mod tests {
                     Step::Close => { ledger.close(); over = true; }
                     Step::Finish => { ledger.finish(end("Error"), None, None, None, now); over = true; }
                 }
-                if let Some(WorkerMessage::Report { seq, snapshot, .. }) = ledger.pending() {
-                    if sent.last().is_none_or(|(last, _)| *last < seq) {
-                        sent.push((seq, *snapshot));
-                    }
+                if let Some(WorkerMessage::Report { seq, snapshot, .. }) = ledger.pending()
+                    && sent.last().is_none_or(|(last, _)| *last < seq)
+                {
+                    sent.push((seq, *snapshot));
                 }
                 prop_assert!(sent.windows(2).all(|pair| pair[0].0 < pair[1].0));
             }

@@ -66,6 +66,8 @@ pub enum StartFault {
     CommandNotFound,
     /// The file is there, but not executable by the container's user.
     CommandNotExecutable,
+    /// Executable, but no program for this machine.
+    NotAProgram,
     /// The system refused; its error number.
     Spawn(i32),
     /// The mounted prompt cannot be read or is not UTF-8.
@@ -286,6 +288,10 @@ fn start_fault(fault: StartFault) -> String {
         }
         StartFault::CommandNotFound => "the command was not found in the container".to_owned(),
         StartFault::CommandNotExecutable => "the command is not executable by the container's user".to_owned(),
+        StartFault::NotAProgram => {
+            "the command is no program for this machine: another architecture, or a script without an interpreter line"
+                .to_owned()
+        }
         StartFault::Spawn(number) => format!("the system refused to start the command, error number {number}"),
         StartFault::PromptFile => "the mounted prompt cannot be read as UTF-8 text".to_owned(),
     }
@@ -359,7 +365,7 @@ mod tests {
     #[case(End::Answered(ProtocolStop::Cancelled), "Aborted", "Cancelled")]
     #[case(End::Answered(ProtocolStop::Unknown), "Error", "AgentProtocolError")]
     #[case(End::Stopped { cause: StopCause::Cancel, stage: Stage::Prompt, prompted: true }, "Aborted", "Cancelled")]
-    #[case(End::Stopped { cause: StopCause::Terminated, stage: Stage::Prompt, prompted: true }, "Aborted", "PodDeleted")]
+    #[case(End::Stopped { cause: StopCause::Terminated, stage: Stage::Prompt, prompted: true }, "Error", "PodDeleted")]
     #[case(End::NotStarted(StartFault::CommandNotFound), "Error", "AgentStartFailed")]
     #[case(End::EndedEarly(Stage::Initialize, Some(Exit::Code(0))), "Error", "AgentHandshakeFailed")]
     #[case(End::BadReply(Stage::SessionNew, BadReply::NoSessionId), "Error", "AgentHandshakeFailed")]

@@ -188,3 +188,55 @@ async fn one_connection(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use subagent_link::{
+        Activity, Agent, Final, MAX_DIAGNOSTIC_BYTES, MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES,
+        MAX_TRANSCRIPT_BYTES, ResultPayload, Session, SessionOrigin, TranscriptPayload, WorkerMessage,
+    };
+
+    /// The largest report the worker can make: every part at its bound, of the bytes that grow most in JSON.
+    #[test]
+    fn the_largest_report_fits_the_link_and_the_status() {
+        let now = std::time::Instant::now();
+        let (control, quote) = ("\u{1}", "\"");
+        let mut ledger = Ledger::new();
+        ledger.enter("Authenticate");
+        ledger.note(|snapshot| {
+            snapshot.agent = Some(Agent {
+                name: quote.repeat(256),
+                version: quote.repeat(256),
+                protocol_version: 1,
+                capabilities: vec!["EmbeddedContext".into(); 9],
+            });
+            snapshot.activity = Some(Activity { at: "t".repeat(20), summary: quote.repeat(256) });
+        });
+        ledger.record_turn(Session { id: control.repeat(256), how: SessionOrigin::New }, "t".repeat(20), now);
+        let end = Final {
+            stop_reason: "Completed".into(),
+            reason: "AgentHandshakeFailed".into(),
+            diagnostic: Some(quote.repeat(MAX_DIAGNOSTIC_BYTES)),
+            at: "t".repeat(20),
+        };
+        let size = 1;
+        let result = ResultPayload {
+            text: control.repeat(MAX_INLINE_RESULT_BYTES),
+            other_blocks: i64::MAX,
+            sha256: "0".repeat(64),
+            size,
+        };
+        let transcript = TranscriptPayload {
+            data: "x".repeat(MAX_TRANSCRIPT_BYTES.div_ceil(3) * 4),
+            sha256: "0".repeat(64),
+            size,
+            dropped_bytes: i64::MAX,
+        };
+        ledger.finish(end, Some(control.repeat(1024)), Some(result), Some(transcript), now);
+        let report = ledger.pending().unwrap();
+        encode(&report).unwrap();
+        let WorkerMessage::Report { snapshot, .. } = report else { panic!("a report") };
+        assert!(serde_json::to_vec(&snapshot).unwrap().len() <= MAX_SNAPSHOT_BYTES);
+    }
+}

@@ -9,6 +9,7 @@ pub use reap::{Exit, Reaper};
 pub use spawn::start;
 pub use sweep::sweep;
 
+use crate::transcript::clip;
 use nix::{
     sys::{
         prctl,
@@ -16,12 +17,30 @@ use nix::{
     },
     unistd::Pid,
 };
+use std::{fs::OpenOptions, io::Write};
 
 /// Prepares this process for its role: orphans of the agent become its children, also where it is not process 1, and
 /// processes of the same user can neither trace it nor read its memory and environment.
 pub fn prepare() -> nix::Result<()> {
     prctl::set_child_subreaper(true)?;
     prctl::set_dumpable(false)
+}
+
+/// Where the kubelet looks for a container's termination message, unless the template says otherwise.
+const TERMINATION_MESSAGE: &str = "/dev/termination-log";
+/// Longest termination message the kubelet reads, in bytes.
+const TERMINATION_MESSAGE_BYTES: usize = 4096;
+
+/// Leaves a termination message, where there is a place for one: the file is made by the container's runtime.
+pub fn leave_message(text: &str) {
+    let written = OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(TERMINATION_MESSAGE)
+        .and_then(|mut file| file.write_all(clip(text, TERMINATION_MESSAGE_BYTES).as_bytes()));
+    if let Err(error) = written {
+        tracing::debug!(%error, "no termination message");
+    }
 }
 
 /// Signals a whole process group. A group that is gone already is no error.

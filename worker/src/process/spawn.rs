@@ -69,8 +69,10 @@ pub fn start(argv: &[OsString], cwd: &Path, spare_home: &Path, reaper: &Reaper) 
 
 fn spawn_fault(error: &io::Error) -> StartFault {
     match error.kind() {
-        io::ErrorKind::NotFound => StartFault::CommandNotFound,
+        // The file was found before, so this is the interpreter it names.
+        io::ErrorKind::NotFound => StartFault::NotAProgram,
         io::ErrorKind::PermissionDenied => StartFault::CommandNotExecutable,
+        _ if error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) => StartFault::NotAProgram,
         _ => StartFault::Spawn(error.raw_os_error().unwrap_or(0)),
     }
 }

@@ -68,6 +68,8 @@ pub struct Attempt {
     /// When SIGTERM came, if it did.
     pub(super) terminated_at: Option<Instant>,
     refused: Option<RefusalReason>,
+    /// Why there is no connection, the latest cause; absent while there is one.
+    pub(super) last_trouble: Option<String>,
     stage: Stage,
     /// When a slow stage is to be reported; `None` once it was.
     slow_at: Option<Instant>,
@@ -114,6 +116,7 @@ impl Attempt {
             stop: None,
             terminated_at: None,
             refused: None,
+            last_trouble: None,
             stage: Stage::Connecting,
             slow_at: None,
             output: Output::new(MAX_INLINE_RESULT_BYTES),
@@ -222,8 +225,15 @@ impl Attempt {
 
     fn hear(&mut self, event: LinkEvent) -> Wake {
         match event {
-            LinkEvent::Connected => self.say("connected to the gateway"),
-            LinkEvent::Trouble(trouble) => self.say(&format!("no connection to the gateway: {trouble}")),
+            LinkEvent::Connected => {
+                self.last_trouble = None;
+                self.say("connected to the gateway");
+            }
+            LinkEvent::Trouble(trouble) => {
+                let trouble = format!("no connection to the gateway: {trouble}");
+                self.say(&trouble);
+                self.last_trouble = Some(trouble);
+            }
             // A worker that has one keeps it: it may have begun already.
             LinkEvent::Assignment(assignment) if !self.has_assignment => {
                 self.has_assignment = true;
@@ -241,7 +251,9 @@ impl Attempt {
             // One prompt is all the work of a one-shot run; it ends by itself.
             LinkEvent::Close => {}
             LinkEvent::Refused(reason) => {
-                self.say(&format!("the gateway refused this worker: {reason:?}"));
+                let trouble = format!("the gateway refused this worker: {reason:?}");
+                self.say(&trouble);
+                self.last_trouble = Some(trouble);
                 self.refused = Some(reason);
             }
         }

@@ -55,7 +55,7 @@ async fn live(mut attempt: Attempt, argv: &[OsString]) -> ExitCode {
     };
     attempt.stop_agent().await;
     let acknowledged = !refused && attempt.wait_for_acknowledgement().await;
-    attempt.leave().await;
+    attempt.leave(acknowledged).await;
     if acknowledged { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -65,6 +65,7 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     attempt.permission = assignment.transport.permission;
     attempt.stop_graces = assignment.stop;
     attempt.limit_result(assignment.max_result_bytes);
+    attempt.show_deadlines(&assignment.deadlines);
     attempt.enter(Stage::Spawning);
     let prompt = LoadedPrompt::load(assignment.prompt).ok_or(Halt::End(End::NotStarted(StartFault::PromptFile)))?;
     attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));

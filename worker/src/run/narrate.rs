@@ -10,7 +10,7 @@ use crate::{
     usage,
 };
 use serde_json::value::RawValue;
-use subagent_link::{Activity, ContentBlock};
+use subagent_link::{Activity, ContentBlock, Deadlines};
 
 /// Lines of garbage that are shown; the rest is counted (pitfall T4).
 const SHOWN_GARBAGE: u64 = 20;
@@ -41,6 +41,15 @@ impl Attempt {
                     self.transcript
                         .line(Speaker::User, &format!("[image {mime_type}, {} bytes of base64]", data.len()));
                 }
+            }
+        }
+    }
+
+    /// The deadlines the controller counts, for the transcript.
+    pub(super) fn show_deadlines(&self, deadlines: &Deadlines) {
+        for (name, seconds) in [("active", deadlines.active_seconds), ("idle", deadlines.idle_seconds)] {
+            if let Some(seconds) = seconds {
+                self.say(&format!("{name} deadline: {seconds} s"));
             }
         }
     }

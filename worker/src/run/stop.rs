@@ -16,8 +16,9 @@ use std::time::Duration;
 use subagent_link::{FINAL_ACK_TIMEOUT, Final};
 use tokio::time::Instant;
 
-/// How long the final report may still wait once SIGTERM came: the pod's grace period holds the ladder and this.
-const ACK_AFTER_SIGTERM: Duration = Duration::from_secs(15);
+/// How long the final report may still wait after the ladder once SIGTERM came. The pod's grace period is 15 s longer
+/// than the ladder (design section 8); this leaves some for a clean exit.
+const ACK_AFTER_SIGTERM: Duration = Duration::from_secs(12);
 /// How long the agent's process is awaited after SIGKILL before the sweep goes on without it.
 const KILLED: Duration = Duration::from_secs(5);
 
@@ -36,9 +37,13 @@ impl Attempt {
         let (Some(id), Some(session_id)) = (self.open_prompt, self.session_id.clone()) else { return };
         self.enter(Stage::Stopping);
         let Some(agent) = &self.agent else { return };
-        let agent_reads = agent.connection.notify(acp::cancel(&session_id)).is_ok();
+        let notified = agent.connection.notify(acp::cancel(&session_id));
         let deadline = Instant::now() + seconds(self.stop_graces.cancel_grace_seconds);
-        while agent_reads {
+        // An agent that does not even read gets no grace for an answer.
+        loop {
+            if notified.is_err() {
+                break;
+            }
             match self.next(Some(deadline)).await {
                 Wake::Deadline | Wake::Agent(AgentEvent::Gone(_) | AgentEvent::TooLong) => break,
                 Wake::Agent(AgentEvent::Frame(Frame::Response { id: answered, .. })) if answered == id => break,
@@ -57,6 +62,10 @@ impl Attempt {
     pub fn report_end(&mut self, end: &End) {
         self.enter(Stage::Stopping);
         let mut end = *end;
+        if let End::Stopped { cause, .. } = &mut end {
+            // A cancel that came during the ladder is a better word than the SIGTERM before it.
+            *cause = self.stop.unwrap_or(*cause);
+        }
         let result = match self.output.collect() {
             Collected::Whole(result) => {
                 Some(result).filter(|result| result.size > 0 || result.other_blocks > 0 || is_completed(&end))
@@ -125,8 +134,12 @@ impl Attempt {
         true
     }
 
-    /// The last: transcript written, connection closed.
-    pub async fn leave(self) {
+    /// The last: transcript written, connection closed. A worker that could not tell its end over the link leaves what
+    /// kept it from that as the container's termination message (pitfall N4).
+    pub async fn leave(self, acknowledged: bool) {
+        if !acknowledged {
+            process::leave_message(self.last_trouble.as_deref().unwrap_or("the final report was not acknowledged"));
+        }
         self.transcript.flush();
         self.link.close().await;
     }

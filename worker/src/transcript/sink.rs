@@ -66,10 +66,17 @@ impl Sink {
 
     /// Waits until the queue is written, at most [`FLUSH`].
     pub fn flush(&self) {
+        let deadline = Instant::now() + FLUSH;
         let (done, wait) = sync_channel(1);
-        if self.queue.try_send(Item::Flush(done)).is_ok() {
-            let _ = wait.recv_timeout(FLUSH);
+        let mut item = Item::Flush(done);
+        while let Err(TrySendError::Full(back)) = self.queue.try_send(item) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            item = back;
+            thread::sleep(Duration::from_millis(1));
         }
+        let _ = wait.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Setup {
     pub env: Vec<(String, String)>,
     /// Roots the worker trusts, when not the gateway's.
     pub roots: Option<String>,
+    /// Process 1 of a PID namespace of its own, as in a pod.
+    pub as_process_1: bool,
 }
 
 /// A run with this prompt, graces of 2, 2 and 2 seconds.
@@ -53,6 +55,7 @@ pub fn run(prompt: &str) -> Setup {
         argv: vec![binary::scripted_agent().to_str().unwrap().to_owned()],
         env: Vec::new(),
         roots: None,
+        as_process_1: false,
     }
 }
 
@@ -104,7 +107,7 @@ impl Setup {
         std::fs::write(link.join("roots.pem"), self.roots.as_ref().unwrap_or(&gateway.roots)).unwrap();
         std::fs::write(link.join("token"), "token-1\n").unwrap();
         let collector = Collector::start("127.0.0.1:0").unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_subagent-worker"))
+        let mut child = command(self.as_process_1)
             .arg("run")
             .arg("--")
             .args(&self.argv)
@@ -125,6 +128,19 @@ impl Setup {
         let pid = Pid::from_raw(child.id().unwrap() as i32);
         Attempt { gateway, collector, folder, link, child, pid, transcript, log }
     }
+}
+
+fn command(as_process_1: bool) -> Command {
+    let worker = env!("CARGO_BIN_EXE_subagent-worker");
+    if !as_process_1 {
+        return Command::new(worker);
+    }
+    let mut command = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", worker]);
+    command
 }
 
 /// An attempt that runs.
@@ -178,11 +194,6 @@ impl Attempt {
             Ok(status) => status.unwrap(),
             Err(_) => panic!("the worker does not end; {}\n{}", self.gateway.seen(), self.said()),
         }
-    }
-
-    /// True while the worker runs.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
     }
 
     /// Sends the worker a signal.

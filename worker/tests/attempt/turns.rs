@@ -1,6 +1,6 @@
 //! Turns that come to their end, and what becomes of them.
 
-use crate::harness::{PATIENCE, run};
+use crate::harness::run;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rstest::rstest;
 use subagent_link::{ContentBlock, Prompt, SessionOrigin};
@@ -208,13 +208,8 @@ async fn c56_the_agent_sees_the_containers_environment_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reports_are_few() {
+async fn c3_reports_are_few() {
     // Design section 9: one report for the turn's record, one for the end, whatever the agent says between.
     let attempt = run("!repeat 200 !say x\n!think y\n!tool z\n!usage {\"used\": 1, \"size\": 2}").start().await;
-    attempt.collector.wait_for_event(PATIENCE, "request", "session/prompt").ok();
-    let gateway_reports = {
-        let ended_gateway = attempt.gateway.end().await;
-        ended_gateway.seq
-    };
-    assert_eq!(gateway_reports, 2, "{}", attempt.gateway.seen());
+    assert_eq!(attempt.finish().await.report.seq, 2);
 }

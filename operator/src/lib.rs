@@ -4,12 +4,14 @@
 
 pub mod api;
 pub mod context;
+pub mod gateway;
 pub mod http;
 pub mod lease;
 pub mod metrics;
 pub mod naming;
 pub mod pki;
 pub mod pod;
+pub mod process;
 pub mod provider;
 pub mod run;
 pub mod schema_subset;

@@ -51,16 +51,27 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
     let (gateway_ready, gateway_shutdown) = (health.register("gateway"), shutdown.clone());
     spawn(&mut parts, "gateway", async move {
         let ready = gateway_ready;
-        gateway::serve(listener, gateway_settings, gateway_client, &gateway_pki, gateway_metrics, ready, gateway_shutdown)
-            .await
-            .map_err(Into::into)
+        gateway::serve(
+            listener,
+            gateway_settings,
+            gateway_client,
+            &gateway_pki,
+            gateway_metrics,
+            ready,
+            gateway_shutdown,
+        )
+        .await
+        .map_err(Into::into)
     });
     let serving = http::serve(settings.http_address, health, metrics.clone(), shutdown.clone());
     spawn(&mut parts, "health", async { serving.await.map_err(Into::into) });
     let context = Context {
         client: client.clone(),
         settings: settings.clone(),
-        recorder: Recorder::new(client, Reporter { controller: names::REPORTER.into(), instance: Some(settings.pod_name.clone()) }),
+        recorder: Recorder::new(
+            client,
+            Reporter { controller: names::REPORTER.into(), instance: Some(settings.pod_name.clone()) },
+        ),
         metrics,
         roots: pki.roots(),
     };
@@ -132,4 +143,3 @@ async fn lead(context: Context, shutdown: CancellationToken) -> anyhow::Result<(
     leadership.release().await;
     Ok(())
 }
-

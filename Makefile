@@ -1,24 +1,37 @@
-# The one entry: `make help` lists what there is. CI calls the same targets.
+# The one entry: `make help` lists what there is. CI calls the same targets (.ci/run).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# Built things are shared by all checkouts of this machine, so that a fresh clone is quick.
+# Built things are shared by all checkouts of this machine, so that a fresh clone is quick (hack/env.sh says the same).
 CACHE := $(or $(SUBAGENT_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/subagent-operator)
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 
+say = printf ':: %s\n'
+
 .PHONY: help
 help: ## Show what there is to do
-	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ See it work
+.PHONY: demo demo-down
+demo: ## From nothing: a cluster, the operator, a published agent, its answer (KUBECONFIG_DEMO=file uses that cluster)
+	@hack/demo.sh
+
+demo-down: ## Remove what the demo installed; the cluster stays (make cluster-down ends it)
+	@hack/demo-down.sh
 
 ##@ A local Kubernetes, in .cluster
-.PHONY: tools cluster cluster-down load-image
+.PHONY: tools cluster cluster-status cluster-down load-image
 tools: ## Put kubectl and helm into .cluster/bin
 	@hack/tools.sh
 
 cluster: tools ## Start the local cluster, or find it running (KUBECONFIG=.cluster/kubeconfig)
 	@hack/cluster.sh up
+
+cluster-status: ## Say how the local cluster is
+	@hack/cluster.sh status
 
 cluster-down: ## End the local cluster and remove all that it left
 	@hack/cluster.sh down
@@ -34,3 +47,46 @@ images: ## Build the images: make images [REGISTRY=localhost] [TAG=dev] [PUSH=1]
 
 load-images: cluster images ## Build the images and load them into the local cluster
 	@hack/cluster.sh load-image .images/*.tar
+
+##@ Change it
+.PHONY: build generate generate-check coverage-of-rules
+build: ## Compile everything
+	cargo build --workspace --all-targets --locked
+
+generate: ## Write the generated files: CRDs, their copies in the chart, the references in docs
+	cargo run --quiet --locked -p xtask -- generate
+
+generate-check: ## Fail if a generated file is not what it would be now
+	cargo run --quiet --locked -p xtask -- generate --check
+
+coverage-of-rules: ## List the rules in docs that no test names; fail on one that is in scope
+	cargo run --quiet --locked -p xtask -- coverage-of-rules
+
+##@ Check it
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e
+lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
+	@hack/lint.sh
+
+test: ## All tests; the last line counts them, and anything failed or skipped is a failure
+	@hack/test.sh unit tools cluster integration e2e
+
+test-unit: ## Rust tests that need nothing beside themselves
+	@hack/test.sh unit
+
+test-tools: ## Tests of the local cluster's parts, of the image builder and of the counting
+	@hack/test.sh tools
+
+test-cluster: ## Whole local clusters, side by side: that they work and leave nothing behind (root)
+	@hack/test.sh cluster
+
+test-integration: ## The operator against a real API server without a node
+	@hack/test.sh integration
+
+test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on that one)
+	@hack/test.sh e2e
+
+##@ Tidy up
+.PHONY: clean
+clean: cluster-down ## End the local cluster and remove everything made in this checkout (the cache stays)
+	rm -rf .cluster .images .test
+	@$(say) "what checkouts share is in $(CACHE)"

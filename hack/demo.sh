@@ -27,11 +27,12 @@ check() {
   fi
 }
 
+cluster_is_there=
 run=
 # What is needed to see why, when a step does not succeed.
 explain() {
   local code=$?
-  ((code)) || return 0
+  ((code)) && [[ -n $cluster_is_there ]] || return "$code"
   printf '\nThe demo failed. What there is to see:\n' >&2
   {
     kubectl -n "$namespace" get subagentproviders,subagentruns,pods -o wide
@@ -64,6 +65,7 @@ fi
 export KUBECONFIG
 export PATH=$ROOT/.cluster/bin:$PATH
 show kubectl get nodes
+cluster_is_there=1
 
 # A new build has the same name as the one before: its digest, in the pods' annotations, makes them start anew.
 build_of() { sha256sum "$ROOT/.images/$1.tar" | cut -c1-16; }

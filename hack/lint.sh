@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Generated files, formatting, compiler and linter warnings, documentation, chart. All of them, also when one fails.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+cd "$ROOT"
+
+failed=()
+check() {
+  local what=$1
+  shift
+  say "lint: $what"
+  "$@" || failed+=("$what")
+}
+
+go_module() {
+  local unformatted
+  cd "$1"
+  unformatted=$(gofmt -l .)
+  [[ -z $unformatted ]] || { printf 'gofmt would change:\n%s\n' "$unformatted"; return 1; }
+  # The flags of every build of these modules: with others Kubernetes is compiled again.
+  CGO_ENABLED=0 go vet -trimpath -tags acceptance ./...
+}
+
+shell_scripts() {
+  local script code=0
+  while IFS= read -r -d '' script; do
+    [[ $(head -n 1 "$script") != '#!'*bash* ]] || bash -n "$script" || code=1
+  done < <(git ls-files -z -- hack .ci tests)
+  return $code
+}
+
+check "generated files" cargo run --quiet --locked -p xtask -- generate --check
+check "rules that tests name" cargo run --quiet --locked -p xtask -- coverage-of-rules
+check "cargo fmt" cargo fmt --all --check
+check "cargo clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+check "helm lint" "$ROOT/.cluster/bin/helm" lint --strict --quiet charts/subagent-operator
+check "shell scripts" shell_scripts
+for module in images/mkimage tests/cluster; do
+  check "go: $module" eval "( go_module $module )"
+done
+
+((${#failed[@]} == 0)) || die "failed: $(printf '%s; ' "${failed[@]}")"
+say "lint: all well"

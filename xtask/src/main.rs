@@ -3,6 +3,7 @@
 mod bounded;
 mod generate;
 mod reference;
+mod rules;
 
 use clap::{Parser, Subcommand};
 
@@ -21,10 +22,13 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// List which rules of the contract and cases of the pitfalls are named by a test; fail on a gap in scope.
+    CoverageOfRules,
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Generate { check } => generate::run(check),
+        Task::CoverageOfRules => rules::run(),
     }
 }

@@ -1,5 +1,6 @@
 //! The agent as a process, driven over its pipes as a client would.
 
+mod collecting;
 mod driver;
 mod noise;
 mod processes;

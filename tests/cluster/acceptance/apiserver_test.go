@@ -159,6 +159,22 @@ func TestControllersRunBesideAnAPIServerAlone(t *testing.T) {
 	c.run("down")
 }
 
+func TestAClusterOfAnotherKindIsNotReplaced(t *testing.T) {
+	c := newCluster(t)
+	c.run("up", "--apiserver-only")
+	was := c.root()
+	for _, args := range [][]string{{"up"}, {"up", "--apiserver-only", "--controllers", "namespace-controller"}} {
+		if out, err := c.try(args...); err == nil || !strings.Contains(out, "end it first") {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+	}
+	c.run("status")
+	if c.root() != was {
+		t.Error("the cluster was replaced")
+	}
+	c.run("down")
+}
+
 func TestAComponentThatEndedMakesTheClusterUnhealthyAndUpReplacesIt(t *testing.T) {
 	c := newCluster(t)
 	c.run("up", "--apiserver-only")

@@ -136,7 +136,7 @@ func importedRefs(out string) []string {
 
 // waitSeen waits until the kubelet would find the images.
 func waitSeen(ctx context.Context, c *state.Cluster, refs []string) error {
-	images, err := cri.NewRemoteImageService("unix://"+socket(c), seenDeadline, nil, klogNothing())
+	images, err := cri.NewRemoteImageService("unix://"+socket(c), seenDeadline, nil, quiet())
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,8 @@ func socket(c *state.Cluster) string {
 	return fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", c.Root.PID)
 }
 
-func klogNothing() *klog.Logger {
+// quiet drops what the client of containerd would log: its errors come back as such.
+func quiet() *klog.Logger {
 	l := klog.NewKlogr().V(10)
 	return &l
 }

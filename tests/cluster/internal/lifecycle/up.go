@@ -45,7 +45,11 @@ func Up(ctx context.Context, dir state.Dir, o Options) error {
 		return err
 	}
 	if old != nil {
-		if old.Root.Alive() && old.Mode == o.Mode && Healthy(ctx, dir, old) == nil {
+		keep, err := keepable(ctx, dir, old, o)
+		if err != nil {
+			return err
+		}
+		if keep {
 			fmt.Printf("the cluster in %s is up already\n", dir)
 			return printAccess(dir, old)
 		}
@@ -73,6 +77,24 @@ func Up(ctx context.Context, dir state.Dir, o Options) error {
 		return fmt.Errorf("%w\n%s\nlogs: %s", err, deadComponents(dir), filepath.Dir(dir.Log("x")))
 	}
 	return printAccess(dir, c)
+}
+
+// keepable says whether the cluster that is there is the one that is wanted. All of its processes running, it gets the
+// time of a start to become healthy: a machine that is busy is no reason to throw a cluster away.
+func keepable(ctx context.Context, dir state.Dir, old *state.Cluster, o Options) (bool, error) {
+	if !old.Root.Alive() || deadComponents(dir) != "" {
+		return false, nil
+	}
+	if old.Mode != o.Mode || old.Controllers != o.Controllers {
+		return false, fmt.Errorf("another kind of cluster (%s) runs in %s: end it first, with `down`", old.Mode, dir)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startDeadline)
+	defer cancel()
+	if err := apiclient.Wait(ctx, func(ctx context.Context) error { return Healthy(ctx, dir, old) }); err != nil {
+		fmt.Printf("the cluster in %s runs but is not healthy: %v\n", dir, err)
+		return false, nil
+	}
+	return true, nil
 }
 
 // requirements names what is missing before anything is changed.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -82,7 +83,7 @@ impl Agent {
         }
         match self.pass(Stage::Start) {
             Passed::Answer => {}
-            Passed::Silence | Passed::Refuse(_) => sleep_forever(),
+            Passed::Silence | Passed::Refuse(_) => return stay(),
         }
         let mut input = stdin().lock();
         let mut line = Vec::new();
@@ -94,7 +95,7 @@ impl Agent {
         }
         self.reporter.report("eof", json!({}));
         if self.settings.has(Stage::Eof, &Fault::Ignore) {
-            sleep_forever();
+            return stay();
         }
         self.pass(Stage::Eof);
         ExitCode::SUCCESS
@@ -530,10 +531,10 @@ fn internal(error: std::io::Error) -> RpcError {
     RpcError::new(INTERNAL_ERROR, error.to_string())
 }
 
-fn sleep_forever() -> ! {
-    loop {
-        thread::park();
-    }
+/// Goes on living without a client, but not for ever.
+fn stay() -> ExitCode {
+    processes::stay_until(Instant::now() + processes::FOREVER);
+    ExitCode::SUCCESS
 }
 
 #[cfg(test)]

@@ -19,6 +19,10 @@ pub const STRAY_ARGUMENT: &str = "--scripted-agent-stray";
 /// First argument of the process in between, whose end makes the stray an orphan.
 pub const ORPHAN_MAKER_ARGUMENT: &str = "--scripted-agent-orphan-maker";
 
+/// How long a process stays that nobody ends: far longer than any test watches one, and not until the machine restarts
+/// when a test was broken off.
+pub const FOREVER: Duration = Duration::from_secs(30 * 60);
+
 /// Signals that are reported before they take effect.
 const REPORTED: &[Signal] = &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
@@ -115,17 +119,22 @@ pub fn live_as_stray(arguments: &[String]) {
         // Blocked and never taken.
         hold_signals();
     }
-    let end = millis(argument(0)).map(|lifetime| Instant::now() + lifetime);
+    let end = Instant::now() + millis(argument(0)).unwrap_or(FOREVER);
     let reporter = Arc::new(Reporter::new(optional(argument(3)), optional(argument(4))));
     reporter.report("stray", json!({}));
     if let Some(every) = millis(argument(1)) {
         stamp(Arc::clone(&reporter), every);
     }
+    stay_until(end);
+}
+
+/// Does nothing until then.
+pub fn stay_until(end: Instant) {
     loop {
-        match end.map(|end| end.saturating_duration_since(Instant::now())) {
-            None => thread::park(),
-            Some(left) if left.is_zero() => return,
-            Some(left) => thread::park_timeout(left),
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
         }
+        thread::park_timeout(left);
     }
 }

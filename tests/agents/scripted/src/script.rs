@@ -179,7 +179,7 @@ pub struct Permission {
 /// What `!setsid` leaves behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stray {
-    /// How long the process lives; `None` is forever.
+    /// How long the process lives; `None` is [`FOREVER`](crate::processes::FOREVER).
     pub lifetime: Option<Duration>,
     /// How often it sends a stamp to the collector; `None` is never.
     pub stamp: Option<Duration>,

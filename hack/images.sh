@@ -37,7 +37,7 @@ build_programs() {
 }
 
 # A published agent: assembled from its package, not compiled. The C library of this machine goes in, too.
-opencode=$CACHE/opencode-$( { cat "$ROOT/tests/agents/opencode/build.sh"; ldd --version | head -n 1; } | sha256sum | cut -c1-16)
+opencode=$CACHE/opencode-$( { cat "$ROOT/tests/agents/opencode/build.sh"; ldd --version | sed -n 1p; } | sha256sum | cut -c1-16)
 
 assemble_opencode() {
   [[ -d $opencode ]] && return

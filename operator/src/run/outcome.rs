@@ -90,11 +90,9 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
         ("Completed", _) => Outcome::of(Reason::Completed, "the agent completed".into()),
         ("Aborted", _) => match &status.stopping {
             Some(stop) => stopped_without_report(status, stop),
-            // Nobody asked for it: the pod was stopped from outside (contract c49).
-            None if ended.reason == Reason::WorkerLost => {
-                Outcome::of(Reason::PodDeleted, "the worker pod was stopped from outside".into())
-            }
-            None => Outcome::of(ended.reason, ended.message.clone()),
+            // The worker was quicker than our record of the cancel, or the agent ended its own turn as cancelled; the
+            // diagnostic tells which (contract c25).
+            None => Outcome::of(Reason::Cancelled, String::new()),
         },
         // What is not a failure's word cannot be the reason of one.
         (_, Some(reason)) if reason.facts().phase == Phase::Failed => Outcome::of(reason, String::new()),

@@ -271,6 +271,8 @@ fn c8_started_is_true_only_with_a_session_of_the_current_pod() {
 #[case("MaxTokens", "MaxTokens", Phase::Failed, "MaxTokens", "MaxTokens")]
 #[case("Refusal", "AgentRefused", Phase::Failed, "Refusal", "AgentRefused")]
 #[case("Error", "TurnLimit", Phase::Failed, "Error", "TurnLimit")]
+// Nobody asked for it, or the worker was quicker than the record of who did.
+#[case("Aborted", "Cancelled", Phase::Cancelled, "Aborted", "Cancelled")]
 #[case("Error", "AgentCrashed", Phase::Failed, "Error", "AgentCrashed")]
 #[case("Novel", "Novel", Phase::Failed, "Error", "AgentProtocolError")]
 #[case("Error", "Completed", Phase::Failed, "Error", "AgentProtocolError")]

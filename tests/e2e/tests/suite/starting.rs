@@ -1,0 +1,111 @@
+//! Starts that fail or take long: each with its own reason, in seconds where waiting cannot help.
+
+use e2e_tests::{
+    RunView, ScriptedProvider, TestNamespace, in_namespace,
+    collector,
+    namespace::PATIENCE,
+    run, run_with,
+    status::end,
+};
+use kube::ResourceExt;
+use rstest::rstest;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use subagent_crds::{SubagentRun, conditions};
+
+/// A start that failed: no session, StartFailed and no Settled (c10).
+async fn assert_start_failed(ns: &TestNamespace, run: &SubagentRun, reason: &str, named: &[&str]) {
+    let facts = format!("{} {}", run.message(), run.seen().diagnostic.unwrap_or_default());
+    assert_eq!(run.end(), end("Failed", "Error", reason), "{facts}");
+    for part in named {
+        assert!(facts.contains(part), "{part:?} in {facts:?}");
+    }
+    assert!(!run.is(conditions::STARTED), "c8: there was no session");
+    let uid = run.uid().unwrap_or_default();
+    let events = ns
+        .eventually("the Event StartFailed", PATIENCE, async || {
+            let events = ns.events_of(&uid).await;
+            if events.iter().any(|(reason, _, _)| reason == "StartFailed") { Ok(events) } else { Err(format!("{events:?}")) }
+        })
+        .await;
+    assert!(events.iter().all(|(reason, _, _)| !["Started", "Settled"].contains(&reason.as_str())), "{events:?}");
+}
+
+/// Failures that waiting cannot heal end the run long before its start deadline of ten minutes.
+#[rstest]
+#[case::n1_missing_image(json!({"image": "localhost/no-such-image:dev"}), "ImagePullFailed", &["no-such-image"])]
+#[case::n1_bad_image_name(json!({"image": "localhost/NO such"}), "ImagePullFailed", &["InvalidImageName"])]
+#[case::n1_bad_command(json!({"command": ["/usr/bin/no-such-agent"]}), "AgentStartFailed", &["not found"])]
+#[case::n1_not_executable(json!({"command": ["/subagents/link/config.json"]}), "AgentStartFailed", &[])]
+#[case::n1_bad_workdir(json!({"workingDir": "/usr/bin/scripted-agent/nowhere"}), "AgentStartFailed", &[])]
+#[case::n5_banner_and_exit(json!({"env": [{"name": "SCRIPTED_AGENT_START", "value": "banner-exit"}]}), "AgentHandshakeFailed", &["Initialize", "exit code 0"])]
+#[case::crash_at_initialize(json!({"env": [{"name": "SCRIPTED_AGENT_INITIALIZE", "value": "exit:7"}]}), "AgentHandshakeFailed", &["Initialize", "exit code 7"])]
+#[case::c53_version(json!({"env": [{"name": "SCRIPTED_AGENT_INITIALIZE", "value": "version:2"}]}), "AgentHandshakeFailed", &["version 2"])]
+#[case::c53_no_session_id(json!({"env": [{"name": "SCRIPTED_AGENT_NEW", "value": "no-session-id"}]}), "AgentHandshakeFailed", &["session id"])]
+#[case::c53_auth_required(json!({"env": [{"name": "SCRIPTED_AGENT_NEW", "value": "auth-required"}]}), "AgentAuthRequired", &["authenticated"])]
+#[tokio::test]
+async fn a_start_that_cannot_succeed_fails_in_seconds(#[case] agent: Value, #[case] reason: &str, #[case] named: &[&str]) {
+    in_namespace("start", async |ns| {
+        ns.provider(&ScriptedProvider::default().agent(agent)).await;
+        let began = Instant::now();
+        let run = ns.finish(&run("failing", "never read")).await;
+        assert!(began.elapsed() < Duration::from_secs(60), "took {:?}", began.elapsed());
+        assert_start_failed(&ns, &run, reason, named).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n6_an_image_that_runs_as_root_is_refused_with_the_remedy() {
+    in_namespace("root-image", async |ns| {
+        // The opencode image has a numeric user; the fake LLM's and the scripted agent's are told here to be root's by a
+        // security context that only the kubelet can judge: runAsNonRoot with the image's own user.
+        ns.provider(&ScriptedProvider::default().agent(json!({"image": "localhost/root-agent:dev"}))).await;
+        let run = ns.finish(&run("root", "never read")).await;
+        assert_start_failed(&ns, &run, "ImageUserRefused", &["runAsUser"]).await;
+    })
+    .await;
+}
+
+#[rstest]
+#[case::initialize("SCRIPTED_AGENT_INITIALIZE", "Initialize")]
+#[case::session_new("SCRIPTED_AGENT_NEW", "SessionNew")]
+#[tokio::test]
+async fn n5_an_agent_that_hangs_ends_at_the_start_deadline_and_the_stage_is_named(#[case] variable: &str, #[case] stage: &str) {
+    in_namespace("hang", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address()).env(variable, "hang")).await;
+        let run = ns.finish(&run_with("hanging", json!({"startDeadlineSeconds": 15}))).await;
+        assert_start_failed(&ns, &run, "StartDeadlineExceeded", &[stage, "15 s"]).await;
+        assert!(collector.of_kind("prompt").is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n5_an_agent_that_is_only_slow_lives() {
+    in_namespace("slow", async |ns| {
+        ns.provider(&ScriptedProvider::default().env("SCRIPTED_AGENT_INITIALIZE", "delay:20000")).await;
+        let run = ns.finish(&run("slow", "in my own time")).await;
+        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "echo: in my own time".into()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n1_a_missing_reference_is_shown_at_once_and_heals() {
+    in_namespace("reference", async |ns| {
+        let from = json!([{"configMapRef": {"name": "settings"}}]);
+        ns.provider(&ScriptedProvider::default().agent(json!({"envFrom": from}))).await;
+        ns.create(&run("missing", "!env COLOUR")).await;
+        let waiting = ns.run_until("missing", "shows what is missing", |run| run.reason() == "MissingReference").await;
+        assert!(waiting.message().contains("settings"), "{}", waiting.message());
+        assert!(!waiting.is(conditions::FINISHED), "it may still come");
+        let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"COLOUR": "green"}})).expect("a ConfigMap");
+        ns.create::<k8s_openapi::api::core::v1::ConfigMap>(&map).await;
+        let run = ns.stopped("missing").await;
+        assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
+        assert!(run.text().contains("green"), "{}", run.text());
+    })
+    .await;
+}

@@ -1,0 +1,284 @@
+//! Cancel and delete: the ladder against agents that listen and agents that do not, and the proof that nothing is left.
+
+use e2e_tests::{
+    RunView, ScriptedProvider, TestNamespace, in_namespace,
+    audit::pods_created,
+    collector,
+    collector::{seen, seen_event},
+    namespace::PATIENCE,
+    run, run_with,
+    status::end,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use rstest::rstest;
+use scripted_agent::collector::{Collector, Event};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use subagent_crds::{Phase, SubagentRun, conditions};
+
+/// Leaves stamping processes behind in sessions of their own, one of which holds the agent's pipes and one of which
+/// outlives SIGTERM, stamps itself, says something, and then listens to nothing.
+const STUBBORN: &str = "!setsid forever stamp:100\n!setsid forever stamp:100 ignore-term pipe\n!stamp 100\n!say partial answer\n!hang hard";
+
+/// An agent that ignores session/cancel, the end of its input and SIGTERM.
+fn stubborn(collector: &Arc<Collector>) -> ScriptedProvider {
+    ScriptedProvider::default()
+        .reporting_to(collector.address())
+        .env("SCRIPTED_AGENT_CANCEL", "ignore")
+        .env("SCRIPTED_AGENT_EOF", "ignore")
+        .env("SCRIPTED_AGENT_SIGTERM", "ignore")
+        .spec(json!({"stop": {"cancelGraceSeconds": 1, "eofGraceSeconds": 1, "termGraceSeconds": 1}}))
+}
+
+/// Waits until three processes send stamps, and the partial output was said.
+async fn all_stamping(collector: &Arc<Collector>) {
+    seen(collector, PATIENCE, |events| {
+        let mut pids: Vec<i64> = events.iter().filter(|event| event.kind == "stamp").map(|event| event.pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        (pids.len() >= 3).then_some(())
+    })
+    .await;
+}
+
+/// No stamp was sent after `stopped_ms`; watched for a while longer.
+async fn assert_silent_since(collector: &Arc<Collector>, stopped_ms: u64, watched: Duration) {
+    tokio::time::sleep(watched).await;
+    let stamps = collector.of_kind("stamp");
+    let last = stamps.iter().max_by_key(|stamp| stamp.time_ms).expect("stamps");
+    assert!(last.time_ms <= stopped_ms, "a stamp {} ms after the proof of stop: {}", last.time_ms - stopped_ms, last.line());
+}
+
+/// Steps of the ladder as the agent saw them: kind and time.
+fn ladder(collector: &Arc<Collector>) -> Vec<Event> {
+    collector.all().into_iter().filter(|event| ["cancel", "eof", "signal"].contains(&event.kind.as_str())).collect()
+}
+
+/// The agent saw cancel, the end of its input and SIGTERM, each a grace of one second after the other.
+fn assert_whole_ladder(collector: &Arc<Collector>) {
+    let steps = ladder(collector);
+    let mut first = vec![];
+    for kind in ["cancel", "eof", "signal"] {
+        let step = steps.iter().find(|step| step.kind == kind).unwrap_or_else(|| panic!("no {kind} in {steps:?}"));
+        first.push(step.time_ms);
+    }
+    // Timers of a busy machine are late, never early; the agent's clock is read after its scheduling.
+    assert!(first[1] >= first[0] + 800 && first[2] >= first[1] + 800, "{first:?}");
+}
+
+#[rstest]
+#[case::at_once("!say so far\n!hang", "so far")]
+#[case::answers_cancel("!say so far\n!stream 1000 50 .", "")]
+#[tokio::test]
+async fn c27_c52_an_agent_that_honours_cancel_ends_its_turn_itself(#[case] script: &str, #[case] said: &str) {
+    in_namespace("cancel", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("cancelled", script)).await;
+        seen_event(&collector, PATIENCE, "prompt", script).await;
+        ns.run_until("cancelled", "Running", |run| run.phase() == Some(Phase::Running)).await;
+        ns.cancel("cancelled");
+        let run = ns.stopped("cancelled").await;
+        assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+        assert!(run.text().contains(said), "{:?}", run.text());
+        assert_eq!(run.condition(conditions::STOPPED).map(|stopped| stopped.reason), Some("ContainersTerminated".into()));
+        assert_eq!(run.condition(conditions::FINISHED).map(|finished| finished.reason), Some("Cancelled".into()));
+        // It answered, so the ladder did not have to go on to signals.
+        let steps: Vec<_> = ladder(&collector).into_iter().map(|step| step.kind).collect();
+        assert_eq!(steps.first().map(String::as_str), Some("cancel"), "{steps:?}");
+        assert!(!steps.contains(&"signal".to_owned()), "{steps:?}");
+        let transcript = ns.transcript("cancelled");
+        assert!(transcript.contains(script.lines().next().unwrap_or_default()), "{transcript}");
+        // Cancelling again changes nothing (c51).
+        ns.cancel("cancelled");
+        assert_eq!(ns.run("cancelled").await.end(), run.end());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn c48_c50_s1_s2_cancel_climbs_the_ladder_to_the_last_grandchild() {
+    in_namespace("ladder", async |ns| {
+        let collector = collector();
+        ns.provider(&stubborn(&collector)).await;
+        ns.create(&run("stubborn", STUBBORN)).await;
+        all_stamping(&collector).await;
+        ns.cancel("stubborn");
+        ns.run_until("stubborn", "Cancelling", |run| run.phase() == Some(Phase::Cancelling) || run.is(conditions::FINISHED)).await;
+        let run = ns.run_until("stubborn", "Stopped", |run| run.is(conditions::STOPPED)).await;
+        let stopped_ms = scripted_agent::reporter::now_ms();
+        assert_whole_ladder(&collector);
+        assert_silent_since(&collector, stopped_ms, Duration::from_secs(5)).await;
+        assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+        assert_eq!(run.text(), "partial answer", "c27: partial text is kept");
+        assert_eq!(run.condition(conditions::STOPPED).map(|stopped| stopped.reason), Some("ContainersTerminated".into()));
+        assert!(ns.transcript("stubborn").contains("partial answer"), "c52: the transcript is still readable");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn c48_c49_c50_s1_a_deleted_run_disappears_only_after_its_last_process() {
+    in_namespace("delete", async |ns| {
+        let collector = collector();
+        ns.provider(&stubborn(&collector)).await;
+        let created = ns.create(&run("stubborn", STUBBORN)).await;
+        all_stamping(&collector).await;
+        ns.kubectl(&["delete", "subagentrun", "stubborn", "--wait=false"]);
+        let gone_ms = ns.gone::<SubagentRun>("stubborn", &created.uid().unwrap_or_default(), PATIENCE).await;
+        let last_stamp = collector.of_kind("stamp").iter().map(|stamp| stamp.time_ms).max().unwrap_or_default();
+        assert!(last_stamp + 60_000 > gone_ms, "stamps stopped long before: {last_stamp} {gone_ms}");
+        assert_whole_ladder(&collector);
+        assert_silent_since(&collector, gone_ms, Duration::from_secs(30)).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn s1_a_deleted_run_whose_agent_listens_is_gone_within_seconds() {
+    in_namespace("delete-quick", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        let created = ns.create(&run("quick", "!stamp 100\n!hang")).await;
+        seen(&collector, PATIENCE, |events| events.iter().any(|event| event.kind == "stamp").then_some(())).await;
+        ns.kubectl(&["delete", "subagentrun", "quick", "--wait=false"]);
+        let gone_ms = ns.gone::<SubagentRun>("quick", &created.uid().unwrap_or_default(), PATIENCE).await;
+        assert_silent_since(&collector, gone_ms, Duration::from_secs(3)).await;
+        assert_eq!(ladder(&collector).first().map(|step| step.kind.clone()).as_deref(), Some("cancel"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn c9_s7_a_run_cancelled_when_first_seen_starts_nothing() {
+    in_namespace("cancelled-first", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let run = ns.finish(&run_with("never", json!({"cancel": true}))).await;
+        assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"));
+        assert!(!run.is(conditions::STARTED));
+        assert_eq!(pods_created(&ns.name), Vec::<String>::new());
+    })
+    .await;
+}
+
+/// S7: cancel while it starts, at one exact point each.
+#[rstest]
+#[case::image_missing("image", json!({"image": "localhost/no-such-image:dev", "imagePullPolicy": "IfNotPresent"}), &[])]
+#[case::process_started("start", json!({}), &[("SCRIPTED_AGENT_START", "gate:never")])]
+#[case::initialize("initialize", json!({}), &[("SCRIPTED_AGENT_INITIALIZE", "hang")])]
+#[case::session_new("session-new", json!({}), &[("SCRIPTED_AGENT_NEW", "hang")])]
+#[tokio::test]
+async fn s7_cancel_while_starting_rolls_back(#[case] at: &str, #[case] container: serde_json::Value, #[case] env: &[(&str, &str)]) {
+    in_namespace("cancel-start", async |ns| {
+        let collector = collector();
+        let provider = ScriptedProvider::default().reporting_to(collector.address()).agent(container);
+        ns.provider(&env.iter().fold(provider, |provider, (name, value)| provider.env(name, value))).await;
+        ns.create(&run("starting", "never answered")).await;
+        match at {
+            "image" => {
+                ns.run_until("starting", "shows the missing image", |run| run.reason() == "ImagePullFailed").await;
+            }
+            "start" => {
+                seen_event(&collector, PATIENCE, "start", "").await;
+            }
+            request => {
+                let request = request.replace('-', "/");
+                seen_event(&collector, PATIENCE, "request", &request).await;
+            }
+        }
+        ns.cancel("starting");
+        let run = ns.stopped("starting").await;
+        assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+        assert!(!run.is(conditions::STARTED), "c8: there was no session");
+        assert!(collector.of_kind("prompt").is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn s7_cancel_with_an_open_permission_request_answers_it_cancelled() {
+    in_namespace("cancel-asking", async |ns| {
+        let collector = collector();
+        // Neither allowed nor rejected by kind: an agent that asks and is cancelled while its question is open.
+        let script = "!permission \"rm -rf\" allow_once:yes,reject_once:no x3\n!hang";
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("asking", script)).await;
+        seen_event(&collector, PATIENCE, "prompt", script).await;
+        ns.cancel("asking");
+        let run = ns.stopped("asking").await;
+        assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+        for answer in collector.of_kind("permission") {
+            assert!(["selected no", "cancelled"].contains(&answer.text.as_str()), "{}", answer.line());
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn s4_cancel_and_delete_of_what_is_over_change_nothing() {
+    in_namespace("cancel-late", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let done = ns.finish(&run("late", "done")).await;
+        ns.cancel("late");
+        // The operator has seen the new generation when it has reconciled; its record stays as it was.
+        let uid = done.uid().unwrap_or_default();
+        assert_eq!(ns.run("late").await.end(), done.end());
+        ns.kubectl(&["delete", "subagentrun", "late", "--wait=false"]);
+        ns.gone::<SubagentRun>("late", &uid, PATIENCE).await;
+        ns.gone::<Pod>(&done.pod_name(), &done.seen().pod_uid.unwrap_or_default(), PATIENCE).await;
+    })
+    .await;
+}
+
+/// Deletes the pod of a run whose turn is running.
+async fn delete_pod(ns: &TestNamespace, collector: &Arc<Collector>, arguments: &[&str]) -> SubagentRun {
+    ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+    ns.create(&run("orphan", "!say so far\n!hang")).await;
+    seen_event(collector, PATIENCE, "prompt", "!say so far\n!hang").await;
+    let running = ns.run_until("orphan", "Running", |run| run.phase() == Some(Phase::Running)).await;
+    let pod = running.pod_name();
+    let mut all = vec!["delete", "pod", pod.as_str(), "--wait=false"];
+    all.extend(arguments);
+    ns.kubectl(&all);
+    ns.stopped("orphan").await
+}
+
+#[rstest]
+#[case::politely(&[])]
+#[case::s8_by_force(&["--force", "--grace-period=0"])]
+#[tokio::test]
+async fn c49_a_pod_deleted_from_outside_ends_its_run_with_its_reason(#[case] arguments: &[&str]) {
+    in_namespace("pod-deleted", async |ns| {
+        let collector = collector();
+        let run = delete_pod(&ns, &collector, arguments).await;
+        assert_eq!(run.end(), end("Failed", "Error", "PodDeleted"), "{}", run.message());
+        let interrupted = run.condition(conditions::INTERRUPTED).expect("side effects are possible");
+        assert_eq!(interrupted.status, "True");
+        assert_eq!(collector.of_kind("prompt").len(), 1, "R4: the prompt is not sent again");
+        assert_eq!(run.seen().attempt, Some(1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn s6_a_namespace_deleted_with_a_live_run_goes_away() {
+    let mut name = String::new();
+    let mut client = None;
+    in_namespace("namespace", async |ns| {
+        let collector = collector();
+        ns.provider(&stubborn(&collector)).await;
+        ns.create(&run("live", STUBBORN)).await;
+        all_stamping(&collector).await;
+        name = ns.name.clone();
+        client = Some(ns.client.clone());
+    })
+    .await;
+    let namespaces: kube::Api<k8s_openapi::api::core::v1::Namespace> = kube::Api::all(client.expect("a client"));
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while let Some(namespace) = namespaces.get_opt(&name).await.expect("an answer") {
+        let why = namespace.status.and_then(|status| status.conditions).unwrap_or_default();
+        assert!(std::time::Instant::now() < deadline, "namespace {name} is stuck: {why:?}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}

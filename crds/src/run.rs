@@ -122,9 +122,10 @@ pub struct SubagentRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 315360000))]
     pub ttl_seconds_after_finished: Option<i64>,
-    /// messages steer a running child. Not available in this version: the list must stay empty.
+    /// messages steer a running child. Default [], so that a JSON patch can append. Not available in this version: the list
+    /// must stay empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"], "default" = []))]
     #[x_kube(validation = Rule::new("self.size() == 0").message("messages are not available in this version; leave the list empty and create a new run for a follow-up"))]
     pub messages: Vec<SteerMessage>,
     /// cancel stops the run: false (default) to true, once. The run is kept; delete it to stop and forget it.

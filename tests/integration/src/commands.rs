@@ -1,0 +1,60 @@
+//! Programs the tests run: kubectl and helm.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// The repository's folder.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/integration is two folders down").to_owned()
+}
+
+/// The chart's folder.
+pub fn chart() -> PathBuf {
+    repository().join("charts/subagent-operator")
+}
+
+/// Output of kubectl.
+///
+/// # Panics
+/// When it fails, with what it said.
+pub fn kubectl(arguments: &[&str]) -> String {
+    stdout(&run("kubectl", arguments), "kubectl", arguments)
+}
+
+/// Output of helm.
+///
+/// # Panics
+/// When it fails, with what it said.
+pub fn helm(arguments: &[&str]) -> String {
+    stdout(&run("helm", arguments), "helm", arguments)
+}
+
+/// What helm says when it fails.
+///
+/// # Panics
+/// When it succeeds.
+pub fn helm_refusal(arguments: &[&str]) -> String {
+    let output = run("helm", arguments);
+    assert!(!output.status.success(), "helm {arguments:?} succeeded");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    let path = repository().join(".cluster/bin").join(program);
+    Command::new(&path)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|e| panic!("{}: {e}; `make tools` brings it", path.display()))
+}
+
+fn stdout(output: &Output, program: &str, arguments: &[&str]) -> String {
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?} failed: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -69,6 +69,9 @@ image subagent-operator --user 65532:65532 --entrypoint /subagent-operator "$pro
 image subagent-worker --user 65532:65532 --entrypoint /subagent-worker "$programs/subagent-worker:/subagent-worker"
 # Nothing but the agent: no shell, no library, no user database.
 image scripted-agent --user 1000:1000 --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
+# The same for users that must be refused: root, and one that is only a name.
+image scripted-agent-root --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
+image scripted-agent-named --user agent --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
 image fake-llm --user 65532:65532 --entrypoint /fake-llm "$programs/fake-llm:/fake-llm"
 
 [[ -d $opencode ]] || once "$CACHE/opencode.lock" assemble_opencode

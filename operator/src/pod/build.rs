@@ -128,6 +128,8 @@ fn metadata(provider: &SubagentProviderSpec, worker: &Worker<'_>, cwd: &str) -> 
     let config = serde_json::to_string(&config).unwrap_or_default();
     annotations.insert(names::WORKER_CONFIG_ANNOTATION.into(), json!(config));
     annotations.insert(names::GATEWAY_ROOTS_ANNOTATION.into(), json!(worker.gateway_roots));
+    // So that `kubectl logs` and `kubectl exec` need no -c, and do not say which container they picked.
+    annotations.entry("kubectl.kubernetes.io/default-container").or_insert(json!(names::AGENT_CONTAINER));
     json!({
         "name": naming::pod(worker.run, worker.run_uid, worker.attempt),
         "namespace": worker.namespace,

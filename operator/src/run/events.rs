@@ -66,7 +66,9 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
             note(true, "PermissionsRejected", text, false);
         }
     }
-    if new.phase.is_some_and(|phase| phase.is_terminal()) && became(conditions::STOPPED) {
+    // Of a refused run there was nothing to stop.
+    let ran = new.phase.is_some_and(|phase| phase.is_terminal() && phase != Phase::Rejected);
+    if ran && became(conditions::STOPPED) {
         let stopped = conditions::get(&new.conditions, conditions::STOPPED);
         note(false, "Stopped", stopped.map(|condition| condition.message.clone()).unwrap_or_default(), false);
     }

@@ -38,7 +38,8 @@ async fn administrator() -> Client {
     let path = kubeconfig();
     let file = Kubeconfig::read_from(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; start the cluster with `make load-images`", path.display()));
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a usable kubeconfig");
+    let config =
+        Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a usable kubeconfig");
     Client::try_from(config).expect("a client")
 }
 
@@ -54,12 +55,20 @@ async fn install(client: &Client) {
     let chart = repository().join("charts/subagent-operator");
     let build = format!("podAnnotations.build=sha256-{}", image_id("localhost/subagent-operator:dev"));
     helm(&[
-        "upgrade", "--install", RELEASE, chart.to_str().expect("a path in UTF-8"),
-        "--namespace", OPERATOR_NAMESPACE,
-        "--set", &format!("podTTLSeconds={POD_TTL_SECONDS}"),
+        "upgrade",
+        "--install",
+        RELEASE,
+        chart.to_str().expect("a path in UTF-8"),
+        "--namespace",
+        OPERATOR_NAMESPACE,
+        "--set",
+        &format!("podTTLSeconds={POD_TTL_SECONDS}"),
         // A new build has the name of the one before it: its digest makes the pod start anew.
-        "--set-string", &build,
-        "--wait", "--timeout", "120s",
+        "--set-string",
+        &build,
+        "--wait",
+        "--timeout",
+        "120s",
     ]);
 }
 
@@ -94,7 +103,8 @@ pub async fn operator_pods(client: &Client) -> Vec<Pod> {
 pub async fn installed_since(client: &Client) -> String {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), OPERATOR_NAMESPACE);
     let deployment = deployments.get(RELEASE).await.expect("the operator's Deployment");
-    let revision = deployment.metadata.annotations.and_then(|all| all.get("deployment.kubernetes.io/revision").cloned());
+    let revision =
+        deployment.metadata.annotations.and_then(|all| all.get("deployment.kubernetes.io/revision").cloned());
     let sets: Api<ReplicaSet> = Api::namespaced(client.clone(), OPERATOR_NAMESPACE);
     let sets = sets.list(&ListParams::default()).await.expect("the ReplicaSets").items;
     let current = sets.into_iter().find(|set| {

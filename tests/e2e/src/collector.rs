@@ -40,10 +40,8 @@ pub async fn seen_event(
     text: &str,
 ) -> scripted_agent::collector::Event {
     let (kind, text) = (kind.to_owned(), text.to_owned());
-    seen(collector, within, move |events| {
-        events.iter().find(|event| event.kind == kind && event.text == text).cloned()
-    })
-    .await
+    seen(collector, within, move |events| events.iter().find(|event| event.kind == kind && event.text == text).cloned())
+        .await
 }
 
 /// A name for a gate that no other test uses.

@@ -64,7 +64,8 @@ impl TestNamespace {
     async fn new(hint: &str) -> Self {
         let client = cluster::client().await;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let millisecond = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() % 100_000_000);
+        let millisecond =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() % 100_000_000);
         let name = format!("{PREFIX}{hint}-{millisecond}-{number}");
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {
             "name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
@@ -73,9 +74,7 @@ impl TestNamespace {
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await.expect("a new namespace");
         let namespace = Self { client, name };
         // Pods are refused until the namespace's default service account is there.
-        namespace
-            .until::<k8s_openapi::api::core::v1::ServiceAccount>("default", "exists", PATIENCE, |_| true)
-            .await;
+        namespace.until::<k8s_openapi::api::core::v1::ServiceAccount>("default", "exists", PATIENCE, |_| true).await;
         namespace
     }
 
@@ -126,11 +125,17 @@ impl TestNamespace {
 
     /// Waits until a run is over and proven stopped.
     pub async fn stopped(&self, name: &str) -> SubagentRun {
-        self.run_until(name, "Finished and Stopped", |run| run.is(conditions::FINISHED) && run.is(conditions::STOPPED)).await
+        self.run_until(name, "Finished and Stopped", |run| run.is(conditions::FINISHED) && run.is(conditions::STOPPED))
+            .await
     }
 
     /// Waits until a run fits.
-    pub async fn run_until(&self, name: &str, what: &str, fits: impl Fn(&SubagentRun) -> bool + Send + Sync) -> SubagentRun {
+    pub async fn run_until(
+        &self,
+        name: &str,
+        what: &str,
+        fits: impl Fn(&SubagentRun) -> bool + Send + Sync,
+    ) -> SubagentRun {
         self.until(name, what, PATIENCE, fits).await
     }
 
@@ -165,7 +170,14 @@ impl TestNamespace {
     /// After `limit`, with the object as it is then.
     pub async fn until<K>(&self, name: &str, what: &str, limit: Duration, fits: impl Fn(&K) -> bool + Send + Sync) -> K
     where
-        K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static,
+        K: Resource<Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + Serialize
+            + Debug
+            + Send
+            + Sync
+            + 'static,
         K::DynamicType: Default,
     {
         let deadline = Instant::now() + limit;
@@ -178,10 +190,13 @@ impl TestNamespace {
                 Ok(Ok(None) | Err(_)) => tokio::time::sleep(POLL).await,
                 Err(_) => {
                     let now = self.api::<K>().get_opt(name).await.map(|object| object.map(|object| yaml(&object)));
-                    panic!("{name}: {what}: not within {limit:?}; it is now\n{}", match now {
-                        Ok(object) => object.unwrap_or_else(|| "absent".into()),
-                        Err(error) => error.to_string(),
-                    });
+                    panic!(
+                        "{name}: {what}: not within {limit:?}; it is now\n{}",
+                        match now {
+                            Ok(object) => object.unwrap_or_else(|| "absent".into()),
+                            Err(error) => error.to_string(),
+                        }
+                    );
                 }
             }
         }
@@ -193,7 +208,14 @@ impl TestNamespace {
     /// When it is still there after `limit`.
     pub async fn gone<K>(&self, name: &str, uid: &str, limit: Duration) -> u64
     where
-        K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static,
+        K: Resource<Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + Serialize
+            + Debug
+            + Send
+            + Sync
+            + 'static,
         K::DynamicType: Default,
     {
         let deadline = Instant::now() + limit;
@@ -261,7 +283,11 @@ impl TestNamespace {
         for pod in self.api::<Pod>().list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
             let containers = pod.spec.iter().flat_map(|spec| &spec.containers).map(|container| container.name.clone());
             for container in containers {
-                let params = LogParams { container: Some(container.clone()), tail_lines: Some(LOG_LINES), ..LogParams::default() };
+                let params = LogParams {
+                    container: Some(container.clone()),
+                    tail_lines: Some(LOG_LINES),
+                    ..LogParams::default()
+                };
                 let log = self.api::<Pod>().logs(&pod.name_any(), &params).await;
                 let mut log = log.unwrap_or_else(|error| error.to_string());
                 log.truncate(log.floor_char_boundary(16_384));

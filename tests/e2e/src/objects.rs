@@ -17,7 +17,8 @@ pub fn run(name: &str, prompt: &str) -> SubagentRun {
 /// # Panics
 /// When that is no spec.
 pub fn run_with(name: &str, patch: Value) -> SubagentRun {
-    let mut spec = json!({"providerRef": {"name": PROVIDER}, "description": "an end-to-end test", "prompt": {"text": "hello"}});
+    let mut spec =
+        json!({"providerRef": {"name": PROVIDER}, "description": "an end-to-end test", "prompt": {"text": "hello"}});
     merge(&mut spec, patch);
     SubagentRun::new(name, serde_json::from_value(spec).expect("a run's spec"))
 }

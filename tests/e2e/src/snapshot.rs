@@ -35,7 +35,10 @@ pub fn normalise(text: &str, words: &[(&str, &str)]) -> String {
         (r"(Resource Version: +)\d+", "$1<version>"),
         // The first word of a line about an Event is its type; the age stands behind the reason.
         (r"(?m)^(  (?:Normal|Warning) +\w+ +)\S+(?: \(x\d+ over \S+\))?( +)subagents", "$1<age>  subagents"),
+        // How many reports it took is a matter of time; the transcript names the namespace.
         (r"(Seq: +)\d+", "$1<seq>"),
+        (r"-[0-9a-f]{8}-transcript-", "-<hash>-transcript-"),
+        (r"(?s)(-transcript-\d+\s+sha256: +<sha256>\s+Size: +)\d+", "$1<size>"),
     ] {
         text = Regex::new(pattern).expect("a pattern").replace_all(&text, to).into_owned();
     }

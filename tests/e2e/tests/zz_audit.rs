@@ -27,8 +27,10 @@ async fn d6_the_charts_rights_are_enough_and_all_namespaces_went_away() {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = namespaces.list(&ListParams::default()).await.expect("namespaces").items;
-        let deleting: Vec<_> =
-            left.iter().filter(|ns| ns.name_any().starts_with(PREFIX) && ns.metadata.deletion_timestamp.is_some()).collect();
+        let deleting: Vec<_> = left
+            .iter()
+            .filter(|ns| ns.name_any().starts_with(PREFIX) && ns.metadata.deletion_timestamp.is_some())
+            .collect();
         if deleting.is_empty() {
             break;
         }
@@ -38,12 +40,19 @@ async fn d6_the_charts_rights_are_enough_and_all_namespaces_went_away() {
 
     let since = cluster::installed_since(&client).await;
     let own = requests(OPERATOR_USER, |request| request.user() == OPERATOR_USER && request.at() >= since.as_str());
-    let created = own.iter().filter(|request| request.verb() == "create" && request.resource() == "pods" && request.code() == 201).count();
+    let created = own
+        .iter()
+        .filter(|request| request.verb() == "create" && request.resource() == "pods" && request.code() == 201)
+        .count();
     assert!(created > 0, "no pod was created since {since}: this looked at the wrong part of the log");
-    let forbidden: Vec<String> = own.iter().filter(|request| request.decision() == "forbid").map(Request::line).collect();
+    let forbidden: Vec<String> =
+        own.iter().filter(|request| request.decision() == "forbid").map(Request::line).collect();
     assert!(forbidden.is_empty(), "rights missing in the chart: {forbidden:#?}");
     // Other refusals are of admission: Pod Security on a dry run, a namespace that is going away.
-    let unexplained: Vec<String> =
-        own.iter().filter(|request| request.code() == 403 && request.decision() != "allow").map(Request::line).collect();
+    let unexplained: Vec<String> = own
+        .iter()
+        .filter(|request| request.code() == 403 && request.decision() != "allow")
+        .map(Request::line)
+        .collect();
     assert!(unexplained.is_empty(), "{unexplained:#?}");
 }

@@ -2,12 +2,7 @@
 //! while there is no operator.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, cluster,
-    collector,
-    collector::seen_event,
-    in_namespace,
-    namespace::PATIENCE,
-    run,
+    RunView, ScriptedProvider, cluster, collector, collector::seen_event, in_namespace, namespace::PATIENCE, run,
     status::end,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -25,8 +20,14 @@ async fn replace_operator(client: &kube::Client) {
     let old: Vec<String> = old.into_iter().filter_map(|pod| pod.uid()).collect();
     assert!(!old.is_empty(), "no operator to kill");
     e2e_tests::commands::kubectl(&[
-        "delete", "pods", "--namespace", cluster::OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/name=subagent-operator",
-        "--force", "--grace-period=0",
+        "delete",
+        "pods",
+        "--namespace",
+        cluster::OPERATOR_NAMESPACE,
+        "-l",
+        "app.kubernetes.io/name=subagent-operator",
+        "--force",
+        "--grace-period=0",
     ]);
     let deadline = std::time::Instant::now() + TAKEOVER;
     loop {
@@ -63,12 +64,16 @@ async fn r1_r3_r4_r14_c41_the_turn_goes_on_when_the_operator_is_killed() {
         replace_operator(&ns.client).await;
         collector.open_gate("operator-is-back");
 
-        let run = ns.until("survivor", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED)).await;
+        let run = ns
+            .until("survivor", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED))
+            .await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
         assert_eq!(run.text(), "after");
         assert_eq!(run.seen().report.and_then(|report| report.session), Some(session));
         assert_eq!((run.seen().attempt, run.condition(conditions::INTERRUPTED)), (Some(1), None));
-        let other = ns.until("unattended", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED)).await;
+        let other = ns
+            .until("unattended", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED))
+            .await;
         assert_eq!((other.end(), other.text()), (end("Completed", "Completed", "Completed"), "all by myself".into()));
         // R4: one prompt each, whatever was reconnected in between.
         for text in [script, quick] {
@@ -90,7 +95,9 @@ async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupt
         // The sidecar sees the worker's processes no more than anybody else in the pod: the container's memory limit is
         // what ends a worker from within. One process group, killed as a whole, is what the kernel does then.
         ns.provider(
-            &ScriptedProvider::default().reporting_to(collector.address()).agent(json!({"resources": {"limits": {"memory": "64Mi"}}})),
+            &ScriptedProvider::default()
+                .reporting_to(collector.address())
+                .agent(json!({"resources": {"limits": {"memory": "64Mi"}}})),
         )
         .await;
         ns.create(&run("lost", "!say so far\n!hang hard")).await;

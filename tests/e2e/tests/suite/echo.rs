@@ -1,12 +1,8 @@
 //! The smallest run, looked at from all sides, and how turns end.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, in_namespace,
-    cluster::POD_TTL_SECONDS,
-    collector, collector::seen_event,
-    namespace::PATIENCE,
-    run, run_with,
-    status::end,
+    RunView, ScriptedProvider, cluster::POD_TTL_SECONDS, collector, collector::seen_event, in_namespace,
+    namespace::PATIENCE, run, run_with, status::end,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
@@ -22,8 +18,12 @@ async fn c10_c28_an_echo_comes_back_with_its_whole_record() {
         ns.provider(&ScriptedProvider::default()).await;
         let created = ns.create(&run("echo", "Hello from a resource")).await;
         let uid = created.uid().expect("a UID");
-        let printed =
-            ns.kubectl(&["wait", "--for=condition=Finished", "subagentrun/echo", &format!("--timeout={}s", PATIENCE.as_secs())]);
+        let printed = ns.kubectl(&[
+            "wait",
+            "--for=condition=Finished",
+            "subagentrun/echo",
+            &format!("--timeout={}s", PATIENCE.as_secs()),
+        ]);
         assert!(printed.contains("condition met"), "{printed}");
         let run = ns.stopped("echo").await;
 
@@ -65,16 +65,26 @@ async fn c10_c28_an_echo_comes_back_with_its_whole_record() {
             })
             .await;
         for reason in ["Accepted", "Started", "Settled", "Stopped"] {
-            let times: Vec<_> = events.iter().filter(|(seen, _, _)| seen == reason).map(|(_, count, _)| *count).collect();
+            let times: Vec<_> =
+                events.iter().filter(|(seen, _, _)| seen == reason).map(|(_, count, _)| *count).collect();
             assert_eq!(times, [1], "Event {reason} in {events:?}");
         }
 
         // The pod stays for its log, without the finalizer, and then goes.
-        let pod: Pod = ns.until(&run.pod_name(), "without our finalizer", PATIENCE, |pod: &Pod| pod.finalizers().is_empty()).await;
+        let pod: Pod =
+            ns.until(&run.pod_name(), "without our finalizer", PATIENCE, |pod: &Pod| pod.finalizers().is_empty()).await;
         assert_eq!(pod.labels().get(names::RUN_LABEL).map(String::as_str), Some("echo"));
         let transcript = ns.transcript("echo");
-        assert!(transcript.contains("Hello from a resource") && transcript.contains("echo: Hello from a resource"), "{transcript}");
-        ns.gone::<Pod>(&run.pod_name(), &pod.uid().unwrap_or_default(), PATIENCE + Duration::from_secs(POD_TTL_SECONDS)).await;
+        assert!(
+            transcript.contains("Hello from a resource") && transcript.contains("echo: Hello from a resource"),
+            "{transcript}"
+        );
+        ns.gone::<Pod>(
+            &run.pod_name(),
+            &pod.uid().unwrap_or_default(),
+            PATIENCE + Duration::from_secs(POD_TTL_SECONDS),
+        )
+        .await;
 
         // T9: without the pod the archived transcript answers.
         let transcript = ns.run("echo").await.seen().transcript.expect("a transcript");
@@ -116,12 +126,16 @@ async fn parameters_reach_every_container_and_a_mounted_prompt_is_recorded_by_di
     in_namespace("inputs", async |ns| {
         ns.provider(&ScriptedProvider::default()).await;
         let text = "!say from a file\n!env SUBAGENT_PARAM_REPO\n!env SUBAGENT_PARAM_BRANCH\n!env";
-        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "prompt"}, "data": {"task": text}})).expect("a ConfigMap");
+        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "prompt"}, "data": {"task": text}}))
+            .expect("a ConfigMap");
         ns.create(&map).await;
-        let asked = run_with("inputs", json!({
-            "prompt": {"text": null, "configMapKeyRef": {"name": "prompt", "key": "task"}},
-            "parameters": {"REPO": "https://example.com/a b?c=$(HOME)&d='\"", "BRANCH": "main"},
-        }));
+        let asked = run_with(
+            "inputs",
+            json!({
+                "prompt": {"text": null, "configMapKeyRef": {"name": "prompt", "key": "task"}},
+                "parameters": {"REPO": "https://example.com/a b?c=$(HOME)&d='\"", "BRANCH": "main"},
+            }),
+        );
         let run = ns.finish(&asked).await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
         let said = run.text();
@@ -146,7 +160,10 @@ async fn r17_a_run_deleted_and_created_again_under_its_name_is_a_run_of_its_own(
         ns.gone::<subagent_crds::SubagentRun>("again", &first.uid().unwrap_or_default(), PATIENCE).await;
         let second = ns.finish(&run("again", "the second")).await;
         assert_ne!(first.uid(), second.uid());
-        assert_eq!((second.end(), second.text()), (end("Completed", "Completed", "Completed"), "echo: the second".into()));
+        assert_eq!(
+            (second.end(), second.text()),
+            (end("Completed", "Completed", "Completed"), "echo: the second".into())
+        );
         let status = second.seen();
         assert_eq!((status.attempt, status.attempts.len()), (Some(1), 1));
         let prompts: Vec<_> = collector.of_kind("prompt").into_iter().map(|event| event.text).collect();

@@ -1,6 +1,9 @@
 //! Agents that break during a turn: each ends its own run with its reason, and no other.
 
-use e2e_tests::{RunView, ScriptedProvider, in_namespace, collector, collector::seen_event, namespace::PATIENCE, run, run_with, status::end};
+use e2e_tests::{
+    RunView, ScriptedProvider, collector, collector::seen_event, in_namespace, namespace::PATIENCE, run, run_with,
+    status::end,
+};
 use rstest::rstest;
 use serde_json::json;
 use subagent_crds::conditions;

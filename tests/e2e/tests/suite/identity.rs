@@ -17,8 +17,13 @@ async fn n6_any_user_has_a_writable_home_and_working_directory(#[case] agent: Va
         assert_eq!(first.end(), end("Completed", "Completed", "Completed"), "{}", first.message());
         let said = first.text();
         assert!(said.contains(user) && said.contains("/workspace"), "{said}");
-        let home = said.lines().find_map(|line| line.trim().strip_prefix("HOME=")).unwrap_or_else(|| panic!("no HOME in {said:?}"));
-        let script = format!("!write {home}/note.txt at home\n!write note.txt at work\n!read {home}/note.txt\n!read /workspace/note.txt");
+        let home = said
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("HOME="))
+            .unwrap_or_else(|| panic!("no HOME in {said:?}"));
+        let script = format!(
+            "!write {home}/note.txt at home\n!write note.txt at work\n!read {home}/note.txt\n!read /workspace/note.txt"
+        );
         let second = ns.finish(&run("writing", &script)).await;
         assert_eq!(second.end(), end("Completed", "Completed", "Completed"), "{}", second.message());
         assert!(second.text().contains("at home") && second.text().contains("at work"), "{}", second.text());

@@ -5,7 +5,8 @@ use kube::ResourceExt;
 use serde_json::json;
 
 /// Options in an order in which neither position nor the first of a kind gives the right answer by luck.
-const ASK: &str = "!permission \"delete all\" allow_always:aa,reject_always:ra,allow_once:ao,reject_once:ro x2\n!say done";
+const ASK: &str =
+    "!permission \"delete all\" allow_always:aa,reject_always:ra,allow_once:ao,reject_once:ro x2\n!say done";
 
 #[tokio::test]
 async fn c19_c55_reject_is_the_default_and_a_warning_names_the_setting() {
@@ -33,7 +34,10 @@ async fn c19_c55_reject_is_the_default_and_a_warning_names_the_setting() {
 #[tokio::test]
 async fn c19_c55_allow_answers_by_kind_and_counts() {
     in_namespace("allow", async |ns| {
-        ns.provider(&ScriptedProvider::default().spec(json!({"transport": {"acp": {"permission": {"mode": "Allow"}}}}))).await;
+        ns.provider(
+            &ScriptedProvider::default().spec(json!({"transport": {"acp": {"permission": {"mode": "Allow"}}}})),
+        )
+        .await;
         let run = ns.finish(&run("asking", ASK)).await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
         let counted = run.seen().permissions.expect("counts");

@@ -1,13 +1,8 @@
 //! Refusals of contract 5: a reason, no pod, no start and no end.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, in_namespace,
-    audit::pods_created,
-    collector,
-    collector::seen_event,
-    namespace::PATIENCE,
-    run, run_with,
-    status::end,
+    RunView, ScriptedProvider, TestNamespace, audit::pods_created, collector, collector::seen_event, in_namespace,
+    namespace::PATIENCE, run, run_with, status::end,
 };
 use kube::ResourceExt;
 use rstest::rstest;
@@ -30,10 +25,19 @@ async fn assert_refused(ns: &TestNamespace, run: &SubagentRun, reason: &str, nam
     let events = ns
         .eventually("the Event Rejected", PATIENCE, async || {
             let events = ns.events_of(&uid).await;
-            if events.iter().any(|(reason, _, _)| reason == "Rejected") { Ok(events) } else { Err(format!("{events:?}")) }
+            if events.iter().any(|(reason, _, _)| reason == "Rejected") {
+                Ok(events)
+            } else {
+                Err(format!("{events:?}"))
+            }
         })
         .await;
-    assert!(events.iter().all(|(reason, _, _)| !["Started", "StartFailed", "Settled"].contains(&reason.as_str())), "{events:?}");
+    assert!(
+        events
+            .iter()
+            .all(|(reason, _, _)| !["Started", "StartFailed", "Settled", "Stopped"].contains(&reason.as_str())),
+        "{events:?}"
+    );
 }
 
 #[tokio::test]
@@ -45,7 +49,8 @@ async fn c5_a_provider_that_never_comes_is_refused_at_the_start_deadline() {
         assert!(!waiting.is(conditions::ACCEPTED));
         let run = ns.stopped("lonely").await;
         assert_refused(&ns, &run, "NoProvider", &["SubagentProvider scripted"]).await;
-        let lived = run.seen().finished_at.expect("an end").0.as_second() - run.creation_timestamp().expect("a time").0.as_second();
+        let lived = run.seen().finished_at.expect("an end").0.as_second()
+            - run.creation_timestamp().expect("a time").0.as_second();
         assert!(lived >= 4, "refused after {lived} s, before its deadline");
     })
     .await;
@@ -81,14 +86,29 @@ async fn c5_c6_c7_each_capability_nobody_has_is_refused_by_name() {
             ("schema", json!({"outputSchema": {"type": "object"}}), "OutputSchema", "spec.outputSchema"),
             ("filter", json!({"toolFilter": {"allow": []}}), "ToolFilter", "spec.toolFilter"),
             ("persona", json!({"persona": ""}), "Persona", "spec.persona"),
-            ("model-provider", json!({"agentOptions": {"provider": "p"}}), "AgentProvider", "spec.agentOptions.provider"),
+            (
+                "model-provider",
+                json!({"agentOptions": {"provider": "p"}}),
+                "AgentProvider",
+                "spec.agentOptions.provider",
+            ),
             ("model", json!({"agentOptions": {"model": "m"}}), "AgentModel", "spec.agentOptions.model"),
             ("tokens", json!({"agentOptions": {"maxTokens": 1}}), "AgentMaxTokens", "spec.agentOptions.maxTokens"),
             ("resume", json!({"interruptionPolicy": "Resume"}), "InterruptionResume", "spec.interruptionPolicy"),
             ("restart", json!({"interruptionPolicy": "Restart"}), "InterruptionRestart", "spec.interruptionPolicy"),
             // The order of contract 5: schema, depth, filter, persona, the rest.
-            ("order-1", json!({"outputSchema": {"type": "object"}, "persona": "", "toolFilter": {"deny": ["a"]}}), "OutputSchema", "spec.outputSchema"),
-            ("order-2", json!({"persona": "", "toolFilter": {"deny": ["a"]}, "maxDepth": 0}), "ToolFilter", "spec.toolFilter"),
+            (
+                "order-1",
+                json!({"outputSchema": {"type": "object"}, "persona": "", "toolFilter": {"deny": ["a"]}}),
+                "OutputSchema",
+                "spec.outputSchema",
+            ),
+            (
+                "order-2",
+                json!({"persona": "", "toolFilter": {"deny": ["a"]}, "maxDepth": 0}),
+                "ToolFilter",
+                "spec.toolFilter",
+            ),
             ("order-3", json!({"persona": "x", "agentOptions": {"model": "m"}}), "Persona", "spec.persona"),
         ];
         for (name, spec, _, _) in asked {
@@ -121,17 +141,22 @@ async fn c11_c12_c14_c15_parents() {
         let parent_uid = parent.uid().expect("a UID");
         seen_event(&collector, PATIENCE, "prompt", "!hang").await;
         let under = |name: &str, extra: Value| {
-            let mut spec = json!({"parentRef": {"kind": "SubagentRun", "name": "parent"}, "prompt": {"text": "of the parent"}});
+            let mut spec =
+                json!({"parentRef": {"kind": "SubagentRun", "name": "parent"}, "prompt": {"text": "of the parent"}});
             e2e_tests::objects::merge(&mut spec, extra);
             run_with(name, spec)
         };
         let child = ns.finish(&under("child", json!({"parentRef": {"uid": parent_uid}}))).await;
         assert_eq!(child.end(), end("Completed", "Completed", "Completed"), "{}", child.message());
         let lineage = child.seen().lineage.expect("a lineage");
-        assert_eq!((lineage.depth, lineage.parent_uid.as_ref(), &lineage.root_uid), (2, Some(&parent_uid), &parent_uid));
+        assert_eq!(
+            (lineage.depth, lineage.parent_uid.as_ref(), &lineage.root_uid),
+            (2, Some(&parent_uid), &parent_uid)
+        );
         assert_eq!(lineage.ancestors, [parent_uid.clone()]);
         let told = ns.events_of(&parent_uid).await;
-        let of_child = |reason: &str| told.iter().filter(|(seen, _, note)| seen == reason && note.starts_with("child: ")).count();
+        let of_child =
+            |reason: &str| told.iter().filter(|(seen, _, note)| seen == reason && note.starts_with("child: ")).count();
         assert_eq!((of_child("ChildStarted"), of_child("ChildSettled")), (1, 1), "{told:?}");
 
         // Refused before any pod: the parent's and the child's are the only ones.
@@ -179,10 +204,15 @@ async fn n7_a_bad_template_makes_the_provider_not_ready(
         let created = ns.create(&provider).await;
         let provider: SubagentProvider = ns
             .until(&created.name_any(), "checked", PATIENCE, |provider: &SubagentProvider| {
-                provider.status.as_ref().is_some_and(|status| conditions::get(&status.conditions, conditions::READY).is_some())
+                provider
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| conditions::get(&status.conditions, conditions::READY).is_some())
             })
             .await;
-        let ready = conditions::get(&provider.status.unwrap_or_default().conditions, conditions::READY).cloned().expect("Ready");
+        let ready = conditions::get(&provider.status.unwrap_or_default().conditions, conditions::READY)
+            .cloned()
+            .expect("Ready");
         assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", reason), "{}", ready.message);
         assert!(ready.message.contains(named), "{named:?} in {:?}", ready.message);
         assert_eq!(pods_created(&ns.name), Vec::<String>::new());

@@ -1,11 +1,7 @@
 //! Starts that fail or take long: each with its own reason, in seconds where waiting cannot help.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, in_namespace,
-    collector,
-    namespace::PATIENCE,
-    run, run_with,
-    status::end,
+    RunView, ScriptedProvider, TestNamespace, collector, in_namespace, namespace::PATIENCE, run, run_with, status::end,
 };
 use kube::ResourceExt;
 use rstest::rstest;
@@ -25,7 +21,11 @@ async fn assert_start_failed(ns: &TestNamespace, run: &SubagentRun, reason: &str
     let events = ns
         .eventually("the Event StartFailed", PATIENCE, async || {
             let events = ns.events_of(&uid).await;
-            if events.iter().any(|(reason, _, _)| reason == "StartFailed") { Ok(events) } else { Err(format!("{events:?}")) }
+            if events.iter().any(|(reason, _, _)| reason == "StartFailed") {
+                Ok(events)
+            } else {
+                Err(format!("{events:?}"))
+            }
         })
         .await;
     assert!(events.iter().all(|(reason, _, _)| !["Started", "Settled"].contains(&reason.as_str())), "{events:?}");
@@ -34,7 +34,7 @@ async fn assert_start_failed(ns: &TestNamespace, run: &SubagentRun, reason: &str
 /// Failures that waiting cannot heal end the run long before its start deadline of ten minutes.
 #[rstest]
 #[case::n1_missing_image(json!({"image": "localhost/no-such-image:dev"}), "ImagePullFailed", &["no-such-image"])]
-#[case::n1_bad_image_name(json!({"image": "localhost/NO such"}), "ImagePullFailed", &["InvalidImageName"])]
+#[case::n1_bad_image_name(json!({"image": "localhost/NO such"}), "ImagePullFailed", &["invalid reference format"])]
 #[case::n1_bad_command(json!({"command": ["/usr/bin/no-such-agent"]}), "AgentStartFailed", &["not found"])]
 #[case::n1_not_executable(json!({"command": ["/subagents/link/config.json"]}), "AgentStartFailed", &[])]
 #[case::n1_bad_workdir(json!({"workingDir": "/usr/bin/scripted-agent/nowhere"}), "AgentStartFailed", &[])]
@@ -44,7 +44,11 @@ async fn assert_start_failed(ns: &TestNamespace, run: &SubagentRun, reason: &str
 #[case::c53_no_session_id(json!({"env": [{"name": "SCRIPTED_AGENT_NEW", "value": "no-session-id"}]}), "AgentHandshakeFailed", &["session id"])]
 #[case::c53_auth_required(json!({"env": [{"name": "SCRIPTED_AGENT_NEW", "value": "auth-required"}]}), "AgentAuthRequired", &["authenticated"])]
 #[tokio::test]
-async fn a_start_that_cannot_succeed_fails_in_seconds(#[case] agent: Value, #[case] reason: &str, #[case] named: &[&str]) {
+async fn a_start_that_cannot_succeed_fails_in_seconds(
+    #[case] agent: Value,
+    #[case] reason: &str,
+    #[case] named: &[&str],
+) {
     in_namespace("start", async |ns| {
         ns.provider(&ScriptedProvider::default().agent(agent)).await;
         let began = Instant::now();
@@ -55,14 +59,23 @@ async fn a_start_that_cannot_succeed_fails_in_seconds(#[case] agent: Value, #[ca
     .await;
 }
 
+#[rstest]
+#[case::root("scripted-agent-root")]
+#[case::only_a_name("scripted-agent-named")]
 #[tokio::test]
-async fn n6_an_image_that_runs_as_root_is_refused_with_the_remedy() {
-    in_namespace("root-image", async |ns| {
-        // The opencode image has a numeric user; the fake LLM's and the scripted agent's are told here to be root's by a
-        // security context that only the kubelet can judge: runAsNonRoot with the image's own user.
-        ns.provider(&ScriptedProvider::default().agent(json!({"image": "localhost/root-agent:dev"}))).await;
-        let run = ns.finish(&run("root", "never read")).await;
-        assert_start_failed(&ns, &run, "ImageUserRefused", &["runAsUser"]).await;
+async fn n6_an_image_whose_user_is_root_or_a_name_is_refused_with_the_remedy(#[case] image: &str) {
+    in_namespace("image-user", async |ns| {
+        let image = json!({"image": format!("localhost/{image}:dev")});
+        ns.provider(&ScriptedProvider::default().agent(image.clone())).await;
+        let refused = ns.finish(&run("refused", "never read")).await;
+        assert_start_failed(&ns, &refused, "ImageUserRefused", &["runAsUser"]).await;
+
+        // The remedy helps.
+        let mut provider = ScriptedProvider::named("remedied").agent(image);
+        provider = provider.agent(json!({"securityContext": {"runAsUser": 1234}}));
+        ns.provider(&provider).await;
+        let run = ns.finish(&run_with("helped", json!({"providerRef": {"name": "remedied"}}))).await;
+        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "echo: hello".into()));
     })
     .await;
 }
@@ -71,7 +84,10 @@ async fn n6_an_image_that_runs_as_root_is_refused_with_the_remedy() {
 #[case::initialize("SCRIPTED_AGENT_INITIALIZE", "Initialize")]
 #[case::session_new("SCRIPTED_AGENT_NEW", "SessionNew")]
 #[tokio::test]
-async fn n5_an_agent_that_hangs_ends_at_the_start_deadline_and_the_stage_is_named(#[case] variable: &str, #[case] stage: &str) {
+async fn n5_an_agent_that_hangs_ends_at_the_start_deadline_and_the_stage_is_named(
+    #[case] variable: &str,
+    #[case] stage: &str,
+) {
     in_namespace("hang", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address()).env(variable, "hang")).await;
@@ -87,7 +103,10 @@ async fn n5_an_agent_that_is_only_slow_lives() {
     in_namespace("slow", async |ns| {
         ns.provider(&ScriptedProvider::default().env("SCRIPTED_AGENT_INITIALIZE", "delay:20000")).await;
         let run = ns.finish(&run("slow", "in my own time")).await;
-        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "echo: in my own time".into()));
+        assert_eq!(
+            (run.end(), run.text()),
+            (end("Completed", "Completed", "Completed"), "echo: in my own time".into())
+        );
     })
     .await;
 }
@@ -101,7 +120,8 @@ async fn n1_a_missing_reference_is_shown_at_once_and_heals() {
         let waiting = ns.run_until("missing", "shows what is missing", |run| run.reason() == "MissingReference").await;
         assert!(waiting.message().contains("settings"), "{}", waiting.message());
         assert!(!waiting.is(conditions::FINISHED), "it may still come");
-        let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"COLOUR": "green"}})).expect("a ConfigMap");
+        let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"COLOUR": "green"}}))
+            .expect("a ConfigMap");
         ns.create::<k8s_openapi::api::core::v1::ConfigMap>(&map).await;
         let run = ns.stopped("missing").await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());

@@ -1,10 +1,11 @@
 //! Cancel and delete: the ladder against agents that listen and agents that do not, and the proof that nothing is left.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, in_namespace,
+    RunView, ScriptedProvider, TestNamespace,
     audit::pods_created,
     collector,
     collector::{seen, seen_event},
+    in_namespace,
     namespace::PATIENCE,
     run, run_with,
     status::end,
@@ -47,7 +48,12 @@ async fn assert_silent_since(collector: &Arc<Collector>, stopped_ms: u64, watche
     tokio::time::sleep(watched).await;
     let stamps = collector.of_kind("stamp");
     let last = stamps.iter().max_by_key(|stamp| stamp.time_ms).expect("stamps");
-    assert!(last.time_ms <= stopped_ms, "a stamp {} ms after the proof of stop: {}", last.time_ms - stopped_ms, last.line());
+    assert!(
+        last.time_ms <= stopped_ms,
+        "a stamp {} ms after the proof of stop: {}",
+        last.time_ms - stopped_ms,
+        last.line()
+    );
 }
 
 /// Steps of the ladder as the agent saw them: kind and time.
@@ -82,7 +88,10 @@ async fn c27_c52_an_agent_that_honours_cancel_ends_its_turn_itself(#[case] scrip
         let run = ns.stopped("cancelled").await;
         assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
         assert!(run.text().contains(said), "{:?}", run.text());
-        assert_eq!(run.condition(conditions::STOPPED).map(|stopped| stopped.reason), Some("ContainersTerminated".into()));
+        assert_eq!(
+            run.condition(conditions::STOPPED).map(|stopped| stopped.reason),
+            Some("ContainersTerminated".into())
+        );
         assert_eq!(run.condition(conditions::FINISHED).map(|finished| finished.reason), Some("Cancelled".into()));
         // It answered, so the ladder did not have to go on to signals.
         let steps: Vec<_> = ladder(&collector).into_iter().map(|step| step.kind).collect();
@@ -105,14 +114,20 @@ async fn c48_c50_s1_s2_cancel_climbs_the_ladder_to_the_last_grandchild() {
         ns.create(&run("stubborn", STUBBORN)).await;
         all_stamping(&collector).await;
         ns.cancel("stubborn");
-        ns.run_until("stubborn", "Cancelling", |run| run.phase() == Some(Phase::Cancelling) || run.is(conditions::FINISHED)).await;
+        ns.run_until("stubborn", "Cancelling", |run| {
+            run.phase() == Some(Phase::Cancelling) || run.is(conditions::FINISHED)
+        })
+        .await;
         let run = ns.run_until("stubborn", "Stopped", |run| run.is(conditions::STOPPED)).await;
         let stopped_ms = scripted_agent::reporter::now_ms();
         assert_whole_ladder(&collector);
         assert_silent_since(&collector, stopped_ms, Duration::from_secs(5)).await;
         assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
         assert_eq!(run.text(), "partial answer", "c27: partial text is kept");
-        assert_eq!(run.condition(conditions::STOPPED).map(|stopped| stopped.reason), Some("ContainersTerminated".into()));
+        assert_eq!(
+            run.condition(conditions::STOPPED).map(|stopped| stopped.reason),
+            Some("ContainersTerminated".into())
+        );
         assert!(ns.transcript("stubborn").contains("partial answer"), "c52: the transcript is still readable");
     })
     .await;
@@ -169,7 +184,11 @@ async fn c9_s7_a_run_cancelled_when_first_seen_starts_nothing() {
 #[case::initialize("initialize", json!({}), &[("SCRIPTED_AGENT_INITIALIZE", "hang")])]
 #[case::session_new("session-new", json!({}), &[("SCRIPTED_AGENT_NEW", "hang")])]
 #[tokio::test]
-async fn s7_cancel_while_starting_rolls_back(#[case] at: &str, #[case] container: serde_json::Value, #[case] env: &[(&str, &str)]) {
+async fn s7_cancel_while_starting_rolls_back(
+    #[case] at: &str,
+    #[case] container: serde_json::Value,
+    #[case] env: &[(&str, &str)],
+) {
     in_namespace("cancel-start", async |ns| {
         let collector = collector();
         let provider = ScriptedProvider::default().reporting_to(collector.address()).agent(container);

@@ -18,22 +18,34 @@ mkimage=$("$ROOT/hack/mkimage-bin.sh")
 target=$(rustc -vV | sed -n 's/^host: //p')
 packages=(subagent-operator subagent-worker scripted-agent fake-llm)
 sources=(Cargo.toml Cargo.lock crds link operator worker tests/agents/scripted tests/agents/fake-llm)
-key=$( { rustc -vV; cd "$ROOT"; digest "${sources[@]}"; } | sha256sum | cut -c1-16)
-programs=$CACHE/programs-$key
 
+# What the programs follow from; a package's own tests do not go into them.
+programs_key() {
+  { rustc -vV; cd "$ROOT"; digest "${sources[@]}" -not -path '*/tests/*'; } | sha256sum | cut -c1-16
+}
+
+# Prints the folder of the programs. The sources are looked at only here, under the lock: whoever waited for somebody
+# else's build finds the result of it.
 build_programs() {
-  [[ -d $programs ]] && return
-  say "compiling ${packages[*]} (static, release; some minutes the first time)"
-  (cd "$ROOT" && RUSTFLAGS="-C target-feature=+crt-static" \
-    cargo build --quiet --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
-  rm -rf "$programs.new"
-  mkdir -p "$programs.new"
-  for p in "${packages[@]}"; do
-    cp "$CARGO_TARGET_DIR/$target/release/$p" "$programs.new/$p"
-  done
-  mv "$programs.new" "$programs"
-  # A developer makes many of these; a day later nobody asks for the older ones.
-  find "$CACHE" -maxdepth 1 -name 'programs-*' ! -path "$programs" -mmin +1440 -exec rm -rf {} +
+  local key out p
+  key=$(programs_key)
+  out=$CACHE/programs-$key
+  if [[ ! -d $out ]]; then
+    say "compiling ${packages[*]} (static, release; some minutes the first time)"
+    (cd "$ROOT" && RUSTFLAGS="-C target-feature=+crt-static" \
+      cargo build --quiet --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
+    # Edited meanwhile: what came out is for this once, and is not kept as that of these sources.
+    [[ $(programs_key) == "$key" ]] || out=$CACHE/programs-edited
+    rm -rf "$out" "$out.new"
+    mkdir -p "$out.new"
+    for p in "${packages[@]}"; do
+      cp "$CARGO_TARGET_DIR/$target/release/$p" "$out.new/$p"
+    done
+    mv "$out.new" "$out"
+    # A developer makes many of these; a day later nobody asks for the older ones.
+    find "$CACHE" -maxdepth 1 -name 'programs-*' ! -path "$out" -mmin +1440 -exec rm -rf {} +
+  fi
+  printf '%s\n' "$out"
 }
 
 # A published agent: assembled from its package, not compiled. The C library of this machine goes in, too.
@@ -62,7 +74,7 @@ image() {
   [[ -z $push ]] || "$mkimage" --ref "$ref" --push "$@"
 }
 
-[[ -d $programs ]] || once "$CACHE/programs.lock" build_programs
+programs=$(once "$CACHE/programs.lock" build_programs)
 
 # The operator's user is the usual one of images without a user database. An agent's user is what agents commonly get.
 image subagent-operator --user 65532:65532 --entrypoint /subagent-operator "$programs/subagent-operator:/subagent-operator"

@@ -10,12 +10,12 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
 say() { printf '%s\n' ":: $*" >&2; }
 die() { printf '%s\n' "error: $*" >&2; exit 1; }
 
-# digest PATH... [CONDITION...]: one digest of the names, modes and contents of files and trees, without tests of Go.
+# digest PATH... [CONDITION...]: one digest of the names and contents of files and trees, without tests of Go.
 # Conditions are those of find.
 digest() {
-  find "$@" -type f ! -name '*_test.go' -printf '%m %p\0' | LC_ALL=C sort -z | while IFS= read -r -d '' entry; do
-    printf '%s\n' "$entry"
-    cat -- "${entry#* }"
+  find "$@" -type f ! -name '*_test.go' -print0 | LC_ALL=C sort -z | while IFS= read -r -d '' file; do
+    printf '%s\n' "$file"
+    cat -- "$file"
   done | sha256sum | cut -c1-16
 }
 

@@ -1,0 +1,11 @@
+//! The gateway against a real API server: real tokens, real TokenReviews, real admission of every status write. The
+//! worker's side of the link is played here, message by message, so that it can also be late, wrong or hostile.
+
+mod certificates;
+mod election;
+mod fencing;
+mod replicas;
+mod reports;
+mod stopping;
+mod worker;
+mod world;

@@ -150,9 +150,10 @@ file=$(sed -n 's/^file //p' <<<"$seen")
 programs=$(sed -n 's/^program \([0-9a-f]*\).*/\1/p' <<<"$seen" | sort -u)
 [[ -n $file && -n $programs ]] || say "$seen"
 
-step "Letting it answer, and waiting: kubectl wait --for=condition=Finished"
+step "Letting it answer, and waiting: Finished (the outcome is stored), then Stopped (every process of it is proven gone)"
 kubectl create --raw "$llm/__gates/$gate" -f - <<<'{}' >/dev/null
-kubectl -n "$namespace" wait --for=condition=Finished "subagentrun/$run" --timeout="$patience"
+show kubectl -n "$namespace" wait --for=condition=Finished "subagentrun/$run" --timeout="$patience"
+show kubectl -n "$namespace" wait --for=condition=Stopped "subagentrun/$run" --timeout="$patience"
 
 field() { kubectl -n "$namespace" get subagentrun "$run" -o "jsonpath={$1}"; }
 step "What kubectl shows"
@@ -171,6 +172,7 @@ check "agent name, from initialize" "$(field .status.report.agent.name)" OpenCod
 check "agent version, from initialize" "$(field .status.report.agent.version)" "$("$ROOT/tests/agents/opencode/build.sh" --package-version)"
 check "session made by" "$(field .status.report.session.how)" New
 check "attempts" "$(field .status.attempt)" 1
+check "permission requests allowed, one command" "$(field .status.permissions.allowed)" 1
 asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | grep -o '"state":"done"' | wc -l)
 check "the prompt went to the fake LLM, answered calls" "$( ((asked >= 3)) && echo 'at least 3' || echo "$asked")" 'at least 3'
 ((failed == 0)) || die "$failed of the checks above failed"

@@ -21,11 +21,8 @@ go_module() {
 }
 
 shell_scripts() {
-  local script code=0
-  while IFS= read -r -d '' script; do
-    [[ $(head -n 1 "$script") != '#!'*bash* ]] || bash -n "$script" || code=1
-  done < <(git ls-files -z -- hack .ci tests)
-  return $code
+  hack/debian-packages.sh "checking shell scripts" shellcheck:/usr/bin/shellcheck
+  git grep -lzE '^#!.*bash' -- hack .ci tests images | xargs -0 shellcheck -x -P SCRIPTDIR -S warning
 }
 
 check "generated files" cargo run --quiet --locked -p xtask -- generate --check

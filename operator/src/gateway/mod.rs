@@ -30,9 +30,13 @@ pub use snapshot::SchemaError;
 use crate::{http::Part, metrics::Metrics, pki::Pki};
 use connections::Connections;
 use fence::Refusal;
-use kube::Client;
+use kube::{
+    Client,
+    runtime::events::{Recorder, Reporter},
+};
 use snapshot::Rules;
 use std::sync::Arc;
+use subagent_crds::names;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -69,6 +73,7 @@ struct Gateway {
     metrics: Arc<Metrics>,
     rules: Rules,
     connections: Arc<Connections>,
+    recorder: Recorder,
     max_result_bytes: i64,
     shutdown: CancellationToken,
 }
@@ -103,6 +108,7 @@ pub async fn serve(
         metrics,
         rules: Rules::of_reports()?,
         connections: connections.clone(),
+        recorder: Recorder::new(client.clone(), Reporter { controller: names::REPORTER.into(), instance: None }),
         max_result_bytes: settings.max_result_bytes.min(inline),
         shutdown: shutdown.clone(),
     });

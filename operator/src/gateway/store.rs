@@ -6,19 +6,22 @@
 use super::{
     Gateway,
     fence::{Claim, Refusal, judge},
-    transcript::{self, Archived},
+    snapshot::Tail,
+    transcript::{self, Archived, Unarchived},
 };
 use crate::{
     api::{self, WriteError},
-    gateway::snapshot::Tail,
+    settings::CALL_TIMEOUT,
 };
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Resource,
     api::{Patch, PatchParams},
+    runtime::events::{Event, EventType},
 };
 use serde_json::{Value, json};
 use subagent_crds::{
-    SubagentRun, names,
+    SubagentRun, bounds, conditions, names,
     report::{Report, RunResult, Transcript},
 };
 use subagent_link::RefusalReason;
@@ -144,13 +147,48 @@ impl Gateway {
 
     fn noted(&self, place: &Place, archived: Archived) -> Transcript {
         match archived.unarchived {
-            Some(why) => {
-                tracing::warn!(namespace = place.namespace, run = place.run_name, why, "transcript not archived");
-                self.metrics.transcripts_unarchived.inc();
-            }
             None => self.metrics.wrote("gateway", "configmap"),
+            Some(unarchived) => {
+                tracing::warn!(
+                    namespace = place.namespace,
+                    run = place.run_name,
+                    ?unarchived,
+                    "transcript not archived"
+                );
+                self.metrics.transcripts_unarchived.inc();
+                if let Unarchived::Fault(why) = unarchived {
+                    self.warn(place, why);
+                }
+            }
         }
         archived.transcript
+    }
+
+    /// Tells the run's reader, without holding up the report: an Event never delays a run (contract c10).
+    fn warn(&self, place: &Place, why: String) {
+        let run = ObjectReference {
+            api_version: Some(SubagentRun::api_version(&()).into_owned()),
+            kind: Some(SubagentRun::kind(&()).into_owned()),
+            namespace: Some(place.namespace.clone()),
+            name: Some(place.run_name.clone()),
+            uid: Some(place.claim.run_uid.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "TranscriptNotArchived".to_owned(),
+            note: Some(conditions::cut(&why, bounds::MESSAGE)),
+            action: "Archive".to_owned(),
+            secondary: None,
+        };
+        let recorder = self.recorder.clone();
+        tokio::spawn(async move {
+            match tokio::time::timeout(CALL_TIMEOUT, recorder.publish(&event, &run)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "Event not published"),
+                Err(_) => tracing::warn!("Event not published in time"),
+            }
+        });
     }
 
     /// The API server refused the status. The live run tells why: it moved on, or it already holds this report, or the

@@ -36,7 +36,16 @@ pub(super) enum ArchiveError {
 pub(super) struct Archived {
     pub transcript: Transcript,
     /// Why there is no ConfigMap, when there is none.
-    pub unarchived: Option<String>,
+    pub unarchived: Option<Unarchived>,
+}
+
+/// Why a transcript has no archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unarchived {
+    /// The namespace goes away, and everything in it: as it should be.
+    NamespaceGone,
+    /// Somebody can do something about it; the text says what was found.
+    Fault(String),
 }
 
 /// Name of an attempt's archive.
@@ -109,7 +118,7 @@ pub(super) async fn archive(
 ) -> Result<Archived, ArchiveError> {
     let wanted = config_map(namespace, run_name, claim, tail);
     let archive_name = name(run_name, &claim.run_uid, claim.attempt);
-    let done = |unarchived: Option<String>| Archived {
+    let done = |unarchived: Option<Unarchived>| Archived {
         transcript: Transcript {
             pod_uid: claim.pod_uid.clone(),
             ref_: unarchived.is_none().then(|| archive_name.clone()),
@@ -131,23 +140,27 @@ pub(super) async fn archive(
             };
             Ok(match compare(&found, &wanted, &claim.run_uid) {
                 Found::Same => done(None),
-                Found::Different => done(Some(format!("{what} already holds another transcript of this attempt"))),
-                Found::Foreign => done(Some(format!("{what} does not belong to this run; it is left as it is"))),
+                Found::Different => {
+                    done(Some(Unarchived::Fault(format!("{what} already holds another transcript of this attempt"))))
+                }
+                Found::Foreign => done(Some(Unarchived::Fault(format!(
+                    "{what} does not belong to this run and is left as it is; delete it if nobody needs it"
+                )))),
             })
         }
         Err(WriteError::Refused { status, .. }) => Ok(done(Some(refused(&what, &status)))),
-        // The namespace is gone, and the run with it: the status write will tell.
-        Err(WriteError::Gone(_)) => Ok(done(Some(format!("{what}: the namespace is gone")))),
+        // The run is gone, too: the status write will tell.
+        Err(WriteError::Gone(_)) => Ok(done(Some(Unarchived::NamespaceGone))),
         Err(error) => Err(error.into()),
     }
 }
 
-fn refused(what: &str, status: &Status) -> String {
+fn refused(what: &str, status: &Status) -> Unarchived {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     if causes.into_iter().any(|cause| cause.reason == NAMESPACE_TERMINATING) {
-        format!("{what}: the namespace is being deleted")
+        Unarchived::NamespaceGone
     } else {
-        format!("{what}: {}", status.message)
+        Unarchived::Fault(format!("{what}: {}", status.message))
     }
 }
 
@@ -206,7 +219,7 @@ mod tests {
             }))
             .unwrap()
         };
-        assert_eq!(refused("c", &status("NamespaceTerminating")), "c: the namespace is being deleted");
-        assert_eq!(refused("c", &status("Other")), "c: exceeded quota");
+        assert_eq!(refused("c", &status("NamespaceTerminating")), Unarchived::NamespaceGone);
+        assert_eq!(refused("c", &status("Other")), Unarchived::Fault("c: exceeded quota".into()));
     }
 }

@@ -115,15 +115,16 @@ impl Keeper {
         }
     }
 
-    async fn refresh(&mut self, now: Timestamp) -> Result<(), PkiError> {
-        let fresh = match self.secret.ensure(now).await {
-            Ok(roots) => roots,
-            Err(error) => {
-                // The leaf must be renewed even when the Secret cannot be read.
-                tracing::warn!(%error, "gateway root not read");
-                self.roots.clone()
-            }
-        };
+    /// What [`run`](Self::run) does at each look: one step of the root's rotation when it is due, the bundle, and a new
+    /// leaf when half of its life is over or another root signs now.
+    ///
+    /// # Errors
+    /// When a certificate cannot be made. An unreadable Secret is logged only: the leaf is renewed all the same.
+    pub async fn refresh(&mut self, now: Timestamp) -> Result<(), PkiError> {
+        let fresh = self.secret.ensure(now).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "gateway root not read");
+            self.roots.clone()
+        });
         if fresh != self.roots {
             tracing::info!("gateway roots changed");
             self.roots = fresh;

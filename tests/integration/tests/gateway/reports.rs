@@ -7,11 +7,12 @@ use crate::{
 use integration_tests::client_as;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Namespace, Pod},
+    events::v1::Event,
     rbac::v1::{ClusterRole, ClusterRoleBinding},
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 use subagent_crds::names;
@@ -126,6 +127,21 @@ async fn d2_a_foreign_configmap_is_never_adopted_or_overwritten() {
     let found: ConfigMap = world.namespace.api().get(&name).await.unwrap();
     assert_eq!((found.data, found.binary_data, found.metadata.uid), (planted.data, None, planted.metadata.uid));
     assert_eq!(world.replica.metrics.transcripts_unarchived.get(), 1);
+    // Whoever reads the run is told which object is in the way.
+    let events: Api<Event> = world.namespace.api();
+    let (events, run_uid) = (&events, run.uid());
+    let note = world
+        .namespace
+        .eventually("a Warning Event on the run", LIMIT, async || {
+            let all = events.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
+            let mut about_run = all.items.into_iter().filter(|event| {
+                event.reason.as_deref() == Some("TranscriptNotArchived")
+                    && event.regarding.as_ref().and_then(|regarding| regarding.uid.clone()) == run_uid
+            });
+            about_run.next().and_then(|event| event.note).ok_or_else(|| "no such Event".to_owned())
+        })
+        .await;
+    assert!(note.contains(&name) && note.contains("does not belong to this run"), "{note}");
 }
 
 #[tokio::test]

@@ -35,10 +35,10 @@ pub struct Worker {
     socket: WebSocketStream<TlsStream<TcpStream>>,
 }
 
-/// Opens TLS with the replica's roots.
-pub async fn tls(replica: &Replica) -> TlsStream<TcpStream> {
+/// A TLS client that trusts these roots.
+pub fn client_config(bundle: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(replica.roots.as_bytes()) {
+    for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(certificate.expect("a root")).expect("a usable root");
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -47,9 +47,14 @@ pub async fn tls(replica: &Replica) -> TlsStream<TcpStream> {
         .expect("TLS versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
+    Arc::new(config)
+}
+
+/// Opens TLS with the replica's roots.
+pub async fn tls(replica: &Replica) -> TlsStream<TcpStream> {
     let stream = TcpStream::connect(replica.address).await.expect("a connection");
     let name = ServerName::try_from("localhost").expect("a name");
-    TlsConnector::from(Arc::new(config)).connect(name, stream).await.expect("TLS")
+    TlsConnector::from(client_config(&replica.roots)).connect(name, stream).await.expect("TLS")
 }
 
 impl Worker {

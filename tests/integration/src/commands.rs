@@ -20,7 +20,7 @@ pub fn chart() -> PathBuf {
 /// # Panics
 /// When it fails, with what it said.
 pub fn kubectl(arguments: &[&str]) -> String {
-    stdout(&run("kubectl", arguments), "kubectl", arguments)
+    stdout(&run("kubectl", None, arguments), "kubectl", arguments)
 }
 
 /// Output of helm.
@@ -28,7 +28,15 @@ pub fn kubectl(arguments: &[&str]) -> String {
 /// # Panics
 /// When it fails, with what it said.
 pub fn helm(arguments: &[&str]) -> String {
-    stdout(&run("helm", arguments), "helm", arguments)
+    stdout(&run("helm", None, arguments), "helm", arguments)
+}
+
+/// Output of kubectl or helm against another API server than the tests' own.
+///
+/// # Panics
+/// When it fails, with what it said.
+pub fn on(kubeconfig: &Path, program: &str, arguments: &[&str]) -> String {
+    stdout(&run(program, Some(kubeconfig), arguments), program, arguments)
 }
 
 /// What helm says when it fails.
@@ -36,17 +44,19 @@ pub fn helm(arguments: &[&str]) -> String {
 /// # Panics
 /// When it succeeds.
 pub fn helm_refusal(arguments: &[&str]) -> String {
-    let output = run("helm", arguments);
+    let output = run("helm", None, arguments);
     assert!(!output.status.success(), "helm {arguments:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn run(program: &str, arguments: &[&str]) -> Output {
+fn run(program: &str, kubeconfig: Option<&Path>, arguments: &[&str]) -> Output {
     let path = repository().join(".cluster/bin").join(program);
-    Command::new(&path)
-        .args(arguments)
-        .output()
-        .unwrap_or_else(|e| panic!("{}: {e}; `make tools` brings it", path.display()))
+    let mut command = Command::new(&path);
+    command.args(arguments);
+    if let Some(kubeconfig) = kubeconfig {
+        command.env("KUBECONFIG", kubeconfig);
+    }
+    command.output().unwrap_or_else(|e| panic!("{}: {e}; `make tools` brings it", path.display()))
 }
 
 fn stdout(output: &Output, program: &str, arguments: &[&str]) -> String {

@@ -10,6 +10,7 @@ pub mod chart;
 pub mod commands;
 pub mod namespace;
 pub mod objects;
+pub mod own_api_server;
 pub mod refusal;
 pub mod schema;
 pub mod snapshot;

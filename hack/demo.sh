@@ -194,12 +194,7 @@ To remove everything:
 
 TEXT
 if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
-  cat <<TEXT
-  kubectl delete namespace $namespace                      # runs first: their finalizers need the operator
-  helm -n subagents-system uninstall subagent-operator
-  kubectl delete crd subagentproviders.subagents.dev subagentruns.subagents.dev
-  kubectl delete namespace subagents-system
-TEXT
+  printf '  make demo-down KUBECONFIG_DEMO=%s\n' "$KUBECONFIG_DEMO"
 else
-  printf '  make cluster-down\n'
+  printf '  make cluster-down     # the cluster with all that is in it; make demo-down keeps the cluster\n'
 fi

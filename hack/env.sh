@@ -1,6 +1,7 @@
 # Sourced by the other scripts: where things are, and how a script speaks.
 # shellcheck shell=bash
 set -euo pipefail
+shopt -s inherit_errexit # a command that fails inside $(...) ends that, too
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # Built things that many checkouts can share: outside of them all, and named by the digest of what they were built from.

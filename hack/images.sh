@@ -35,7 +35,7 @@ build_programs() {
     (cd "$ROOT" && RUSTFLAGS="-C target-feature=+crt-static" \
       cargo build --quiet --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
     # Edited meanwhile: what came out is for this once, and is not kept as that of these sources.
-    [[ $(programs_key) == "$key" ]] || out=$CACHE/programs-edited
+    [[ $(programs_key) == "$key" ]] || out=$CACHE/programs-edited-$(date +%s%N)
     rm -rf "$out" "$out.new"
     mkdir -p "$out.new"
     for p in "${packages[@]}"; do

@@ -49,7 +49,11 @@ trap explain EXIT
 if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
   step "Using the cluster of $KUBECONFIG_DEMO"
   make tools
-  if [[ $registry == localhost ]]; then
+  if [[ $registry == localhost && -f $(dirname "$KUBECONFIG_DEMO")/cluster.json ]]; then
+    # A local cluster in a state directory of its own.
+    make images
+    SUBAGENT_CLUSTER_DIR=$(realpath "$(dirname "$KUBECONFIG_DEMO")") hack/cluster.sh load-image .images/*.tar
+  elif [[ $registry == localhost ]]; then
     make images
     say "its nodes must have the images of .images/*.tar, or set REGISTRY to a registry they reach"
   else

@@ -44,7 +44,10 @@ async fn administrator() -> Client {
 }
 
 /// Installs or upgrades the chart and waits for the operator, in a namespace that enforces `restricted` like all others.
-async fn install(client: &Client) {
+///
+/// # Panics
+/// When the operator does not become ready.
+pub async fn install(client: &Client) {
     let namespace = json!({
         "apiVersion": "v1", "kind": "Namespace",
         "metadata": {"name": OPERATOR_NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},

@@ -1,31 +1,42 @@
-//! What dies while a turn runs: the operator, the worker. In a binary of its own, because every run on the cluster waits
-//! while there is no operator.
+//! What goes away while a turn runs: the operator, killed, replaced or uninstalled, and the worker. In a binary of its
+//! own, because every run on the cluster waits while there is no operator.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, cluster, collector, collector::seen_event, in_namespace, namespace::PATIENCE, run,
+    RunView, ScriptedProvider, cluster, collector,
+    collector::seen_event,
+    commands::{helm, kubectl},
+    in_namespace,
+    namespace::PATIENCE,
+    run,
     status::end,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use serde_json::json;
 use std::time::Duration;
-use subagent_crds::{Phase, conditions};
+use subagent_crds::{Phase, SubagentRun, conditions};
 
 /// Longest time until another operator works: the old one's lease runs out after 15 s.
 const TAKEOVER: Duration = Duration::from_secs(150);
+
+/// How long the operator is away: longer than its lease of 15 s.
+const OUTAGE: Duration = Duration::from_secs(18);
+
+/// Only one test at a time may take the operator away.
+static OPERATOR: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Kills every operator pod without a warning and waits until another one is ready.
 async fn replace_operator(client: &kube::Client) {
     let old = cluster::operator_pods(client).await;
     let old: Vec<String> = old.into_iter().filter_map(|pod| pod.uid()).collect();
     assert!(!old.is_empty(), "no operator to kill");
-    e2e_tests::commands::kubectl(&[
+    let label = "app.kubernetes.io/name=subagent-operator";
+    kubectl(&[
         "delete",
         "pods",
         "--namespace",
         cluster::OPERATOR_NAMESPACE,
         "-l",
-        "app.kubernetes.io/name=subagent-operator",
+        label,
         "--force",
         "--grace-period=0",
     ]);
@@ -45,7 +56,8 @@ async fn replace_operator(client: &kube::Client) {
 }
 
 #[tokio::test]
-async fn r1_r3_r4_r14_c41_the_turn_goes_on_when_the_operator_is_killed() {
+async fn r1_r3_r4_c41_the_turn_goes_on_when_the_operator_is_killed() {
+    let _alone = OPERATOR.lock().await;
     in_namespace("operator-killed", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
@@ -64,16 +76,12 @@ async fn r1_r3_r4_r14_c41_the_turn_goes_on_when_the_operator_is_killed() {
         replace_operator(&ns.client).await;
         collector.open_gate("operator-is-back");
 
-        let run = ns
-            .until("survivor", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED))
-            .await;
+        let run = ns.until("survivor", "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
-        assert_eq!(run.text(), "after");
+        assert_eq!(run.text(), "beforeafter", "one message, before and after");
         assert_eq!(run.seen().report.and_then(|report| report.session), Some(session));
         assert_eq!((run.seen().attempt, run.condition(conditions::INTERRUPTED)), (Some(1), None));
-        let other = ns
-            .until("unattended", "Stopped", TAKEOVER, |run: &subagent_crds::SubagentRun| run.is(conditions::STOPPED))
-            .await;
+        let other = ns.until("unattended", "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
         assert_eq!((other.end(), other.text()), (end("Completed", "Completed", "Completed"), "all by myself".into()));
         // R4: one prompt each, whatever was reconnected in between.
         for text in [script, quick] {
@@ -89,17 +97,73 @@ async fn r1_r3_r4_r14_c41_the_turn_goes_on_when_the_operator_is_killed() {
 }
 
 #[tokio::test]
+async fn c5_c7_a_rolling_update_disturbs_no_turn() {
+    let _alone = OPERATOR.lock().await;
+    in_namespace("rolling-update", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("steady", "!gate updated\n!say not disturbed")).await;
+        seen_event(&collector, PATIENCE, "gate", "updated").await;
+        let deployment = format!("deployment/{}", cluster::RELEASE);
+        let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
+        kubectl(&[&["rollout", "restart", deployment.as_str()], &namespace[..]].concat());
+        kubectl(&[&["rollout", "status", deployment.as_str(), "--timeout=120s"], &namespace[..]].concat());
+        collector.open_gate("updated");
+        let run = ns.stopped("steady").await;
+        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "not disturbed".into()));
+        assert_eq!(collector.of_kind("prompt").len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn c7_s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof() {
+    let _alone = OPERATOR.lock().await;
+    in_namespace("uninstalled", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("steady", "!gate installed\n!say still here")).await;
+        ns.create(&run("ending", "!gate uninstalled\n!say nobody was listening")).await;
+        let deleted = ns.create(&run("deleted", "!stamp 100\n!hang")).await;
+        for gate in ["installed", "uninstalled"] {
+            seen_event(&collector, PATIENCE, "gate", gate).await;
+        }
+        for name in ["steady", "ending", "deleted"] {
+            ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
+        }
+
+        helm(&["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
+        ns.kubectl(&["delete", "subagentrun", "deleted", "--wait=false"]);
+        collector.open_gate("uninstalled");
+        // The outage itself is what is tested here.
+        tokio::time::sleep(OUTAGE).await;
+        let waiting = ns.run("deleted").await;
+        assert!(waiting.metadata.deletion_timestamp.is_some(), "c50: it stays until it is proven stopped");
+        assert_eq!(ns.run("ending").await.phase(), Some(Phase::Running), "nobody could store its end");
+
+        cluster::install(&ns.client).await;
+        let gone_ms = ns.gone::<SubagentRun>("deleted", &deleted.uid().unwrap_or_default(), TAKEOVER).await;
+        let last = collector.of_kind("stamp").iter().map(|stamp| stamp.time_ms).max().expect("stamps");
+        assert!(last <= gone_ms, "S1: a stamp {} ms after the run was gone", last.saturating_sub(gone_ms));
+        let ending = ns.until("ending", "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
+        assert_eq!(
+            (ending.end(), ending.text()),
+            (end("Completed", "Completed", "Completed"), "nobody was listening".into())
+        );
+        collector.open_gate("installed");
+        let steady = ns.stopped("steady").await;
+        assert_eq!((steady.end(), steady.text()), (end("Completed", "Completed", "Completed"), "still here".into()));
+        assert_eq!(collector.of_kind("prompt").len(), 3, "no prompt was sent twice");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupted() {
+    let _alone = OPERATOR.lock().await;
     in_namespace("worker-killed", async |ns| {
         let collector = collector();
-        // The sidecar sees the worker's processes no more than anybody else in the pod: the container's memory limit is
-        // what ends a worker from within. One process group, killed as a whole, is what the kernel does then.
-        ns.provider(
-            &ScriptedProvider::default()
-                .reporting_to(collector.address())
-                .agent(json!({"resources": {"limits": {"memory": "64Mi"}}})),
-        )
-        .await;
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
         ns.create(&run("lost", "!say so far\n!hang hard")).await;
         seen_event(&collector, PATIENCE, "prompt", "!say so far\n!hang hard").await;
         let running = ns.run_until("lost", "Running", |run| run.phase() == Some(Phase::Running)).await;

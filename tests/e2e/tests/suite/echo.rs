@@ -7,6 +7,7 @@ use e2e_tests::{
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use rstest::rstest;
+use scripted_agent::script::fill;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
@@ -168,6 +169,33 @@ async fn r17_a_run_deleted_and_created_again_under_its_name_is_a_run_of_its_own(
         assert_eq!((status.attempt, status.attempts.len()), (Some(1), 1));
         let prompts: Vec<_> = collector.of_kind("prompt").into_iter().map(|event| event.text).collect();
         assert_eq!(prompts, ["the first\n!say first\n!hang", "the second"]);
+    })
+    .await;
+}
+
+/// The limit is the inline one of 16 KiB; a character of more than one byte stands across it.
+#[rstest]
+#[case::t3_small(10, "", true)]
+#[case::t3_exact(16_384, "", true)]
+#[case::t3_one_more(16_385, "", false)]
+#[case::t3_wide_characters(16_384, " ä", true)]
+#[case::t3_far_too_large(262_144, " ä", false)]
+#[tokio::test]
+async fn t3_a_result_is_whole_or_refused_never_cut(#[case] size: usize, #[case] unit: &str, #[case] fits: bool) {
+    in_namespace("size", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let run = ns.finish(&run("large", &format!("!fill {size}{unit}"))).await;
+        if fits {
+            let expected = fill(size, unit.trim());
+            assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
+            assert_eq!(run.text().len(), size);
+            assert!(run.text() == expected, "the text differs");
+            assert_eq!(run.seen().result.map(|result| result.sha256), Some(format!("{:x}", Sha256::digest(&expected))));
+        } else {
+            let diagnostic = run.seen().diagnostic.unwrap_or_default();
+            assert_eq!(run.end(), end("Failed", "Error", "ResultTooLarge"), "{diagnostic}");
+            assert!(diagnostic.contains(&size.to_string()) && diagnostic.contains("16384"), "{diagnostic}");
+        }
     })
     .await;
 }

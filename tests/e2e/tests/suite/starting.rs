@@ -3,11 +3,12 @@
 use e2e_tests::{
     RunView, ScriptedProvider, TestNamespace, collector, in_namespace, namespace::PATIENCE, run, run_with, status::end,
 };
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::{ResourceQuota, ServiceAccount};
+use kube::{ResourceExt, api::DeleteParams};
 use rstest::rstest;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use subagent_crds::{SubagentRun, conditions};
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions};
 
 /// A start that failed: no session, StartFailed and no Settled (c10).
 async fn assert_start_failed(ns: &TestNamespace, run: &SubagentRun, reason: &str, named: &[&str]) {
@@ -126,6 +127,68 @@ async fn n1_a_missing_reference_is_shown_at_once_and_heals() {
         let run = ns.stopped("missing").await;
         assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
         assert!(run.text().contains("green"), "{}", run.text());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n1_a_pod_that_fits_on_no_node_is_shown_and_ends_at_the_start_deadline() {
+    in_namespace("unschedulable", async |ns| {
+        ns.provider(&ScriptedProvider::default().agent(json!({"resources": {"requests": {"cpu": "1000"}}}))).await;
+        ns.create(&run_with("huge", json!({"startDeadlineSeconds": 8}))).await;
+        let waiting = ns.run_until("huge", "shows why", |run| run.reason() == "Unschedulable").await;
+        assert!(waiting.message().contains("cpu"), "{}", waiting.message());
+        let run = ns.stopped("huge").await;
+        assert_start_failed(&ns, &run, "Unschedulable", &["8 s"]).await;
+        // c50: never bound, so there was nothing to stop.
+        assert_eq!(run.condition(conditions::STOPPED).map(|stopped| stopped.reason), Some("NeverBound".into()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n1_an_exceeded_quota_queues_the_run_until_there_is_room() {
+    in_namespace("quota", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let none = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+        let quota: ResourceQuota = serde_json::from_value(none).expect("a quota");
+        ns.create(&quota).await;
+        ns.until("none", "in force", PATIENCE, |quota: &ResourceQuota| {
+            quota
+                .status
+                .as_ref()
+                .is_some_and(|status| status.hard.as_ref().is_some_and(|hard| hard.contains_key("pods")))
+        })
+        .await;
+        ns.create(&run_with("queued", json!({"startDeadlineSeconds": 60}))).await;
+        let queued = ns.run_until("queued", "Queued", |run| run.phase() == Some(Phase::Queued)).await;
+        assert_eq!(queued.reason(), "QuotaExceeded");
+        assert!(queued.message().contains("quota"), "{}", queued.message());
+        ns.api::<ResourceQuota>().delete("none", &DeleteParams::default()).await.expect("the quota goes");
+        let run = ns.stopped("queued").await;
+        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "echo: hello".into()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n1_a_missing_service_account_is_named_at_the_provider() {
+    in_namespace("account", async |ns| {
+        let provider = ScriptedProvider::default().pod(json!({"serviceAccountName": "nobody"})).build();
+        ns.create(&provider).await;
+        let provider: SubagentProvider = ns
+            .until("scripted", "checked", PATIENCE, |provider: &SubagentProvider| {
+                provider.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
+            })
+            .await;
+        let ready = provider.status.unwrap_or_default().conditions.remove(0);
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "MissingReference"), "{}", ready.message);
+        assert!(ready.message.contains("nobody"), "{}", ready.message);
+        // Once it is there the provider heals by itself.
+        let account = serde_json::from_value(json!({"metadata": {"name": "nobody"}})).expect("a service account");
+        ns.create::<ServiceAccount>(&account).await;
+        let run = ns.finish(&run("healed", "hello")).await;
+        assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
     })
     .await;
 }

@@ -177,7 +177,7 @@ check "agent version, from initialize" "$(field .status.report.agent.version)" "
 check "session made by" "$(field .status.report.session.how)" New
 check "attempts" "$(field .status.attempt)" 1
 check "permission requests allowed, one command" "$(field .status.permissions.allowed)" 1
-asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | grep -o '"state":"done"' | wc -l)
+asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | { grep -o '"state":"done"' || true; } | wc -l)
 check "the prompt went to the fake LLM, answered calls" "$( ((asked >= 3)) && echo 'at least 3' || echo "$asked")" 'at least 3'
 ((failed == 0)) || die "$failed of the checks above failed"
 

@@ -51,16 +51,16 @@ load-images: cluster images ## Build the images and load them into the local clu
 ##@ Change it
 .PHONY: build generate generate-check coverage-of-rules
 build: ## Compile everything
-	cargo build --workspace --all-targets --locked
+	@source hack/env.sh; cargo build --workspace --all-targets --locked
 
 generate: ## Write the generated files: CRDs, their copies in the chart, the references in docs
-	cargo run --quiet --locked -p xtask -- generate
+	@source hack/env.sh; cargo run --quiet --locked -p xtask -- generate
 
 generate-check: ## Fail if a generated file is not what it would be now
-	cargo run --quiet --locked -p xtask -- generate --check
+	@source hack/env.sh; cargo run --quiet --locked -p xtask -- generate --check
 
 coverage-of-rules: ## List the rules in docs that no test names; fail on one that is in scope
-	cargo run --quiet --locked -p xtask -- coverage-of-rules
+	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
 .PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e

@@ -17,7 +17,12 @@ claim_target() {
   mkdir -p "$CARGO_TARGET_DIR"
   printf '%s\n' "$ROOT" >"$owner"
 }
-claim_target
+
+# Only who compiles claims it: others would make every checkout compile again for nothing.
+cargo() {
+  claim_target
+  command cargo "$@"
+}
 
 say() { printf '%s\n' ":: $*" >&2; }
 die() { printf '%s\n' "error: $*" >&2; exit 1; }

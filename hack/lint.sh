@@ -29,7 +29,7 @@ check "generated files" cargo run --quiet --locked -p xtask -- generate --check
 check "rules that tests name" cargo run --quiet --locked -p xtask -- coverage-of-rules
 check "cargo fmt" cargo fmt --all --check
 check "cargo clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+RUSTDOCFLAGS="-D warnings" check "cargo doc" cargo doc --workspace --no-deps --locked --quiet
 check "helm lint" "$ROOT/.cluster/bin/helm" lint --strict --quiet charts/subagent-operator
 check "shell scripts" shell_scripts
 for module in images/mkimage tests/cluster; do

@@ -1,4 +1,4 @@
-//! The connection to an agent: frames in, one at a time and in order; frames out through a bounded queue.
+//! The connection to an agent: frames in, one at a time and in order; frames out through a queue that is bounded by its bytes.
 
 use super::{
     frame::{self, Frame},
@@ -6,17 +6,23 @@ use super::{
 };
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 use tokio::{
     io::AsyncWriteExt,
     process::{ChildStdin, ChildStdout},
-    sync::mpsc::{self, error::TrySendError},
+    sync::mpsc,
     task::JoinHandle,
 };
 
-/// Frames that wait for the agent to read them. The worker sends a handful; more only pile up when an agent asks without
-/// reading the answers.
-const QUEUE: usize = 256;
+/// Bytes of frames that may wait for the agent to read them, above the frame that is being queued. A burst of requests
+/// makes answers of some 100 KiB; more only piles up when an agent asks without reading the answers.
+const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// How long frames that wait may still be written once stdin is to be closed.
 const LAST_WRITES: Duration = Duration::from_millis(200);
 
@@ -33,7 +39,7 @@ pub enum Incoming {
     End,
 }
 
-/// The agent does not read: [`QUEUE`] frames wait for it.
+/// The agent does not read: more than [`MAX_WAITING_BYTES`] wait for it.
 #[derive(Debug)]
 pub struct NotReading;
 
@@ -50,7 +56,9 @@ pub struct Call {
 #[derive(Debug)]
 pub struct Connection {
     lines: LineReader<ChildStdout>,
-    outgoing: Option<mpsc::Sender<String>>,
+    outgoing: Option<mpsc::UnboundedSender<String>>,
+    /// Bytes in the queue.
+    waiting: Arc<AtomicUsize>,
     writer: JoinHandle<()>,
     last_id: u64,
 }
@@ -58,9 +66,11 @@ pub struct Connection {
 impl Connection {
     /// A connection over these pipes.
     pub fn new(stdin: ChildStdin, stdout: ChildStdout) -> Self {
-        let (outgoing, queue) = mpsc::channel(QUEUE);
-        let writer = tokio::spawn(write_all(stdin, queue));
-        Self { lines: LineReader::new(stdout, MAX_LINE_BYTES), outgoing: Some(outgoing), writer, last_id: 0 }
+        let (outgoing, queue) = mpsc::unbounded_channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let writer = tokio::spawn(write_all(stdin, queue, waiting.clone()));
+        let lines = LineReader::new(stdout, MAX_LINE_BYTES);
+        Self { lines, outgoing: Some(outgoing), waiting, writer, last_id: 0 }
     }
 
     /// What comes next. Safe to cancel. After [`Incoming::End`] it is not to be asked again.
@@ -139,18 +149,21 @@ impl Connection {
         // Frames are made of strings, numbers and raw JSON; these always serialise.
         let Ok(mut line) = serde_json::to_string(frame) else { return Ok(()) };
         line.push('\n');
-        match outgoing.try_send(line) {
-            // An agent that closed its stdin is noticed by its end, or by its missing answer.
-            Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
-            Err(TrySendError::Full(_)) => Err(NotReading),
+        if self.waiting.load(Ordering::Relaxed) > MAX_WAITING_BYTES {
+            return Err(NotReading);
         }
+        self.waiting.fetch_add(line.len(), Ordering::Relaxed);
+        // An agent that closed its stdin is noticed by its end, or by its missing answer.
+        let _ = outgoing.send(line);
+        Ok(())
     }
 }
 
-async fn write_all(mut stdin: ChildStdin, mut queue: mpsc::Receiver<String>) {
+async fn write_all(mut stdin: ChildStdin, mut queue: mpsc::UnboundedReceiver<String>, waiting: Arc<AtomicUsize>) {
     while let Some(line) = queue.recv().await {
         if stdin.write_all(line.as_bytes()).await.is_err() {
             return;
         }
+        waiting.fetch_sub(line.len(), Ordering::Relaxed);
     }
 }

@@ -27,6 +27,10 @@ use tokio::{
 /// five seconds for `initialize` and `session/new`, and a report costs a write to the API.
 const SLOW_STAGE: Duration = Duration::from_secs(5);
 
+/// Frames of the agent that are handled in one go. An agent that writes without pause never lets this task wait, and the
+/// link, the writers and the timers share its thread.
+const FRAMES_IN_A_ROW: u32 = 64;
+
 /// Why the work does not go on.
 #[derive(Debug)]
 pub enum Halt {
@@ -74,6 +78,8 @@ pub struct Attempt {
     /// When a slow stage is to be reported; `None` once it was.
     slow_at: Option<Instant>,
     pub(super) output: Output,
+    /// Frames handled since the other tasks had their turn.
+    in_a_row: u32,
     /// Number of the prompt's request, while its response is awaited.
     pub(super) open_prompt: Option<u64>,
     /// The agent's session.
@@ -120,6 +126,7 @@ impl Attempt {
             stage: Stage::Connecting,
             slow_at: None,
             output: Output::new(MAX_INLINE_RESULT_BYTES),
+            in_a_row: 0,
             open_prompt: None,
             session_id: None,
             circumstances: Circumstances::default(),
@@ -190,6 +197,10 @@ impl Attempt {
 
     /// Waits for the next thing that happens, at most until `deadline`. Reports what is due on the way.
     pub async fn next(&mut self, deadline: Option<Instant>) -> Wake {
+        if self.in_a_row >= FRAMES_IN_A_ROW {
+            self.in_a_row = 0;
+            tokio::task::yield_now().await;
+        }
         loop {
             self.link.post(&self.ledger);
             let flush_at = self.ledger.flush_at().map(Instant::from_std);
@@ -209,7 +220,10 @@ impl Attempt {
                     self.say(&format!("still in stage {}", self.stage.name()));
                     self.ledger.publish(now());
                 }
-                event = next_of(agent) => return Wake::Agent(event),
+                event = next_of(agent) => {
+                    self.in_a_row += 1;
+                    return Wake::Agent(event);
+                }
             }
         }
     }

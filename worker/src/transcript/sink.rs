@@ -9,8 +9,8 @@ use std::{
 
 /// Lines that wait for the pipe. With lines of a few KiB this bounds the memory to a few MiB.
 const QUEUE: usize = 1024;
-/// How long a burst of lines may wait for room, once, before the pipe counts as stalled and lines are dropped. Far below
-/// every grace and ping.
+/// How long bursts of lines may wait for room. It is used up by waiting and comes back ten times slower, so a log that is
+/// read slowly takes at most a tenth of the worker's time; lines that find it used up are dropped.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the end of the process waits for the pipe.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -26,8 +26,9 @@ pub struct Sink {
     queue: SyncSender<Item>,
     /// Lines that found the queue full.
     lost: u64,
-    /// The pipe used up its patience and has not taken a line since.
-    stalled: bool,
+    /// What is left of the patience, and when that was reckoned.
+    patience: Duration,
+    reckoned_at: Instant,
 }
 
 impl Sink {
@@ -36,7 +37,7 @@ impl Sink {
         let (queue, items) = sync_channel(QUEUE);
         // Without the thread (no memory for its stack) lines are counted as lost; the run goes on.
         let _ = thread::Builder::new().name("transcript".into()).spawn(move || write_all(&items, target));
-        Self { queue, lost: 0, stalled: false }
+        Self { queue, lost: 0, patience: PATIENCE, reckoned_at: Instant::now() }
     }
 
     /// Queues a line with its end.
@@ -45,23 +46,32 @@ impl Sink {
             let note = format!("worker: {} lines were not written here, the log was not read fast enough\n", self.lost);
             if self.queue.try_send(Item::Line(note)).is_ok() {
                 self.lost = 0;
-                self.stalled = false;
             }
         }
         let mut item = Item::Line(line);
-        let deadline = Instant::now() + PATIENCE;
+        let start = Instant::now();
+        let deadline = start + self.patience_at(start);
         loop {
             match self.queue.try_send(item) {
-                Ok(()) => return,
-                Err(TrySendError::Full(back)) if !self.stalled && Instant::now() < deadline => {
+                Ok(()) => break,
+                Err(TrySendError::Full(back)) if Instant::now() < deadline => {
                     item = back;
                     thread::sleep(Duration::from_millis(1));
                 }
-                Err(_) => break,
+                Err(_) => {
+                    self.lost += 1;
+                    break;
+                }
             }
         }
-        self.stalled = true;
-        self.lost += 1;
+        self.patience = self.patience.saturating_sub(start.elapsed());
+        self.reckoned_at = Instant::now();
+    }
+
+    /// The patience at this time.
+    fn patience_at(&mut self, now: Instant) -> Duration {
+        self.patience = PATIENCE.min(self.patience + now.saturating_duration_since(self.reckoned_at) / 10);
+        self.patience
     }
 
     /// Waits until the queue is written, at most [`FLUSH`].

@@ -115,6 +115,8 @@ impl Setup {
             .env("SUBAGENT_WORKER_HOME_DIR", &home)
             .env("SUBAGENT_WORKER_LOG", "debug")
             .env("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+            // It is for this process; the agent refuses knobs it does not have.
+            .env_remove("SCRIPTED_AGENT_BINARY")
             .env("SCRIPTED_AGENT_COLLECTOR", collector.address().to_string())
             .envs(self.env)
             .stdin(Stdio::null())

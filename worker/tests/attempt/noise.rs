@@ -72,3 +72,23 @@ fn peak_memory_mib(pid: i32) -> u64 {
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t4_an_agent_that_only_makes_noise_can_be_cancelled() {
+    let attempt = run("hi").argv(&["yes"]).start().await;
+    attempt.transcript_with("only counted").await;
+    attempt.gateway.cancel();
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t4_an_agent_that_asks_without_reading_fails_in_bounded_memory() {
+    let attempt = run("hi").argv(&["yes", r#"{"id":1,"method":"x"}"#]).start().await;
+    attempt.gateway.end().await;
+    let memory = peak_memory_mib(attempt.pid.as_raw());
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Error", "AgentProtocolError"), "{}", ended.transcript);
+    assert!(ended.diagnostic().contains("does not read its stdin"), "{}", ended.diagnostic());
+    assert!(memory < 80, "{memory} MiB");
+}

@@ -11,7 +11,7 @@ use rstest::rstest;
 #[case(true, "reject_once:r,allow_always:b", "selected b", (1, 0))]
 #[case(true, "reject_once:r", "cancelled", (0, 1))]
 #[case(true, "allow_once:a no-input no-kind", "selected a", (1, 0))]
-#[case(false, "reject_once:r x5", "selected r", (0, 5))]
+#[case(false, "reject_once:r x1000", "selected r", (0, 1000))]
 #[tokio::test(flavor = "multi_thread")]
 async fn c55_permissions_go_by_kind_whatever_the_order(
     #[case] allows: bool,

@@ -5,10 +5,14 @@
 //! to prompt is a value, [`PromptPermit`], that exists at most once per worker; the function that sends the prompt
 //! consumes it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use subagent_link::{
     ACTIVITY_INTERVAL, Final, ResultPayload, Session, Snapshot, TranscriptPayload, Turn, WorkerMessage,
 };
+
+/// Activity is reported at least this many times within the idle deadline, which the controller counts from the last
+/// activity it knows of. Twice would be enough without the time a report takes.
+const REPORTS_PER_IDLE_DEADLINE: u32 = 4;
 
 /// The right to send the prompt of turn 1. Not copied and not made anywhere else, so a prompt cannot be sent twice.
 #[derive(Debug)]
@@ -39,6 +43,7 @@ pub struct Ledger {
     /// Something changed that is not worth a report of its own.
     unreported: bool,
     last_published: Option<Instant>,
+    activity_interval: Duration,
     result: Option<ResultPayload>,
     transcript: Option<TranscriptPayload>,
 }
@@ -53,9 +58,16 @@ impl Ledger {
             turn: TurnState::None,
             unreported: false,
             last_published: None,
+            activity_interval: ACTIVITY_INTERVAL,
             result: None,
             transcript: None,
         }
+    }
+
+    /// Activity is to be known soon enough that an agent at work never looks idle. `seconds` is the idle deadline.
+    pub fn keep_alive_within(&mut self, seconds: i64) {
+        let deadline = Duration::from_secs(seconds.max(1).unsigned_abs());
+        self.activity_interval = ACTIVITY_INTERVAL.min(deadline / REPORTS_PER_IDLE_DEADLINE);
     }
 
     /// Highest sequence number used so far, for the hello.
@@ -87,7 +99,7 @@ impl Ledger {
     /// When what was [noted](Self::note) is to be reported, `None` when nothing is waiting. Before the first report
     /// there is nothing to coalesce with: notes travel with that one.
     pub fn flush_at(&self) -> Option<Instant> {
-        if self.unreported { Some(self.last_published? + ACTIVITY_INTERVAL) } else { None }
+        if self.unreported { Some(self.last_published? + self.activity_interval) } else { None }
     }
 
     /// Publishes the current state as a new report, unless everything is over.
@@ -184,7 +196,6 @@ impl Ledger {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::time::Duration;
     use subagent_link::{Activity, SessionOrigin};
 
     fn session() -> Session {
@@ -267,6 +278,18 @@ mod tests {
         assert_eq!(ledger.flush_at(), Some(start + Duration::from_secs(60)));
         ledger.publish(start + Duration::from_secs(60));
         assert_eq!(ledger.flush_at(), None);
+    }
+
+    #[test]
+    fn activity_is_known_well_within_the_idle_deadline() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new();
+        ledger.record_turn(session(), "t".into(), start);
+        ledger.note(|snapshot| snapshot.idle = false);
+        for (idle, expected) in [(1, 250), (20, 5_000), (60, 15_000), (240, 60_000), (86_400, 60_000)] {
+            ledger.keep_alive_within(idle);
+            assert_eq!(ledger.flush_at(), Some(start + Duration::from_millis(expected)), "idle deadline {idle} s");
+        }
     }
 
     #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use crate::{
     prompt::LoadedPrompt,
 };
 use anyhow::Context;
-use attempt::{Attempt, Halt, Wake};
+use attempt::{Attempt, Halt};
 use std::{ffi::OsString, process::ExitCode};
 use subagent_link::Assignment;
 
@@ -66,6 +66,9 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     attempt.stop_graces = assignment.stop;
     attempt.limit_result(assignment.max_result_bytes);
     attempt.show_deadlines(&assignment.deadlines);
+    if let Some(seconds) = assignment.deadlines.idle_seconds {
+        attempt.ledger.keep_alive_within(seconds);
+    }
     attempt.enter(Stage::Spawning);
     let prompt = LoadedPrompt::load(assignment.prompt).ok_or(Halt::End(End::NotStarted(StartFault::PromptFile)))?;
     attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));
@@ -85,8 +88,6 @@ async fn wait_for_assignment(attempt: &mut Attempt) -> Result<Assignment, Halt> 
         if let Some(assignment) = attempt.assignment.take() {
             return Ok(*assignment);
         }
-        if let Wake::Agent(_) = attempt.next(None).await {
-            // There is none yet.
-        }
+        attempt.next(None).await;
     }
 }

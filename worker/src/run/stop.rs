@@ -36,24 +36,17 @@ impl Attempt {
     pub async fn cancel_turn(&mut self) {
         let (Some(id), Some(session_id)) = (self.open_prompt, self.session_id.clone()) else { return };
         self.enter(Stage::Stopping);
-        let Some(agent) = &self.agent else { return };
-        let notified = agent.connection.notify(acp::cancel(&session_id));
         let deadline = Instant::now() + seconds(self.stop_graces.cancel_grace_seconds);
         // An agent that does not even read gets no grace for an answer.
-        loop {
-            if notified.is_err() {
-                break;
-            }
-            match self.next(Some(deadline)).await {
-                Wake::Deadline | Wake::Agent(AgentEvent::Gone(_) | AgentEvent::TooLong) => break,
-                Wake::Agent(AgentEvent::Frame(Frame::Response { id: answered, .. })) if answered == id => break,
-                Wake::Agent(event) => {
-                    if self.take(event).is_err() {
-                        break;
-                    }
-                }
-                Wake::News => {}
-            }
+        let mut waits =
+            self.agent.as_ref().is_some_and(|agent| agent.connection.notify(acp::cancel(&session_id)).is_ok());
+        while waits {
+            waits = match self.next(Some(deadline)).await {
+                Wake::Deadline | Wake::Agent(AgentEvent::Gone(_) | AgentEvent::TooLong) => false,
+                Wake::Agent(AgentEvent::Frame(Frame::Response { id: answered, .. })) if answered == id => false,
+                Wake::Agent(event) => self.take(event).is_ok(),
+                Wake::News => true,
+            };
         }
         self.open_prompt = None;
     }

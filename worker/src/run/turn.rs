@@ -134,8 +134,9 @@ impl Attempt {
         let decision = (method == acp::REQUEST_PERMISSION).then(|| {
             let request = PermissionRequest::parse(params);
             let ours = self.session_id.as_deref() == Some(request.session_id.as_str());
-            let decision =
-                if ours && self.stop.is_none() { request.decide(self.permission) } else { Decision::Cancelled };
+            // Nothing is allowed any more once the turn is over or to be over.
+            let in_turn = self.open_prompt.is_some() && self.stop.is_none();
+            let decision = if ours && in_turn { request.decide(self.permission) } else { Decision::Cancelled };
             self.count_permission(&request, &decision);
             decision
         });

@@ -117,7 +117,7 @@ async fn s7_a_cancel_between_the_record_and_its_acknowledgement_sends_no_prompt(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn c9_a_cancel_at_the_first_hello_sends_no_prompt() {
+async fn s7_a_cancel_at_the_first_hello_sends_no_prompt() {
     let setup = run("hi");
     let gateway = crate::gateway::Gateway::start(setup.assignment.clone()).await;
     gateway.cancel();
@@ -151,7 +151,7 @@ async fn c49_a_cancel_behind_sigterm_is_a_cancel() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s5_a_recorded_failure_beats_a_later_cancel() {
+async fn c27_a_recorded_failure_beats_a_later_cancel() {
     let attempt = run("!gate end\n!crash 3").start().await;
     attempt.first("prompt");
     attempt.gateway.hold_acks();

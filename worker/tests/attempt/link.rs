@@ -116,7 +116,7 @@ async fn d5_a_worker_that_is_not_current_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r9_a_worker_refused_in_its_turn_stops_the_agent_and_fails() {
+async fn a_worker_refused_in_its_turn_stops_the_agent_and_fails() {
     let mut attempt = run("!hang").start().await;
     attempt.first("prompt");
     attempt.gateway.refuse(&[(RefusalReason::Terminal, false)]);

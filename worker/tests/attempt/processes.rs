@@ -2,7 +2,12 @@
 
 use crate::harness::{PATIENCE, run};
 use rstest::rstest;
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 #[rstest]
 #[case::setsid("!setsid forever")]
@@ -29,15 +34,18 @@ async fn s2_no_process_outlives_a_completed_run(#[case] script: &str) {
 async fn s2_orphans_are_reaped_while_the_agent_runs() {
     // A stray that ends by itself becomes the worker's child and must not stay a zombie.
     let attempt = run("!repeat 5 !setsid 0\n!gate end").start().await;
-    attempt.first("prompt");
-    attempt
+    let strays: Vec<i64> = attempt
         .collector
         .wait_for(PATIENCE, |events| {
-            let gone = |pid| !Path::new(&format!("/proc/{pid}")).exists();
-            let strays: Vec<_> = events.iter().filter(|event| event.kind == "stray").collect();
-            (strays.len() == 5 && strays.iter().all(|event| gone(event.pid))).then_some(())
+            let pids: Vec<_> = events.iter().filter(|event| event.kind == "stray").map(|event| event.pid).collect();
+            (pids.len() == 5).then_some(pids)
         })
-        .unwrap_or_else(|error| panic!("{error}"));
+        .unwrap_or_else(|error| panic!("{error}\n{}", attempt.said()));
+    let deadline = Instant::now() + PATIENCE;
+    while strays.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        assert!(Instant::now() < deadline, "some of {strays:?} are left\n{}", attempt.said());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     attempt.collector.open_gate("end");
     assert_eq!(attempt.finish().await.words().0, "Completed");
 }

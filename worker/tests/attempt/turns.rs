@@ -208,8 +208,8 @@ async fn c56_the_agent_sees_the_containers_environment_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn c3_reports_are_few() {
-    // Design section 9: one report for the turn's record, one for the end, whatever the agent says between.
+async fn reports_are_few() {
+    // Pitfall C3, design section 9: one report for the turn's record, one for the end, whatever the agent says between.
     let attempt = run("!repeat 200 !say x\n!think y\n!tool z\n!usage {\"used\": 1, \"size\": 2}").start().await;
     assert_eq!(attempt.finish().await.report.seq, 2);
 }

@@ -49,7 +49,8 @@ pub const RECONNECT_MIN: Duration = Duration::from_millis(200);
 pub const RECONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long a worker waits for the acknowledgement of its final report before it gives up and exits.
 pub const FINAL_ACK_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Shortest time between two reports that only carry activity or usage (design section 7).
+/// Time between two reports that only carry activity or usage (design section 7); shorter under an idle deadline, which
+/// an agent at work must not meet.
 pub const ACTIVITY_INTERVAL: Duration = Duration::from_secs(60);
 /// Most turns a snapshot keeps; older ones fall out.
 pub const MAX_TURNS: usize = 32;

@@ -253,11 +253,17 @@ pub fn refused(status: &Status) -> Refused {
         return Refused::Terminating;
     }
     match status.code {
-        403 if status.message.contains("exceeded quota") => Refused::Quota,
+        403 if is_quota(&status.message) => Refused::Quota,
         403 if status.message.contains("error looking up service account") => Refused::Final(Reason::MissingReference),
         403 => Refused::Final(Reason::PodRejected),
         _ => Refused::Final(Reason::InvalidTemplate),
     }
+}
+
+/// A quota that is full, or one so new that nobody has counted yet what it limits. The API server has no reason of its
+/// own for either, only words.
+fn is_quota(message: &str) -> bool {
+    ["exceeded quota", "status unknown for quota"].iter().any(|words| message.contains(words))
 }
 
 async fn fail_without_pod(
@@ -270,4 +276,39 @@ async fn fail_without_pod(
     let done = status::ended(run, old, &outcome::failed_to_start(refusal), now);
     let done = status::stopped(run, done, Stopped::NoPod, now);
     Ok(Applied::Run(Box::new(write_status(runs, run, &done).await?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// N1: the API server's own words, each with what it means for the run.
+    #[rstest]
+    #[case(
+        403,
+        "pods \"p\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1",
+        Refused::Quota
+    )]
+    #[case(403, "pods \"p\" is forbidden: status unknown for quota: q, resources: pods", Refused::Quota)]
+    #[case(
+        403,
+        "pods \"p\" is forbidden: error looking up service account n/a: serviceaccount \"a\" not found",
+        Refused::Final(Reason::MissingReference)
+    )]
+    #[case(
+        403,
+        "pods \"p\" is forbidden: violates PodSecurity \"restricted:latest\"",
+        Refused::Final(Reason::PodRejected)
+    )]
+    #[case(
+        422,
+        "Pod \"p\" is invalid: spec.containers[0].image: Required value",
+        Refused::Final(Reason::InvalidTemplate)
+    )]
+    fn n1_a_refused_pod_has_its_own_reason(#[case] code: u16, #[case] message: &str, #[case] expected: Refused) {
+        let body = json!({"status": "Failure", "code": code, "reason": "x", "message": message});
+        let status: Status = serde_json::from_value(body).expect("a status");
+        assert_eq!(refused(&status), expected);
+    }
 }

@@ -216,6 +216,13 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
     if outcome.phase != subagent_crds::Phase::Cancelled && status::is_started(&status::ended(run, old, &outcome, now)) {
         return Step::Status(Box::new(status::ended(run, old, &outcome, now)));
     }
+    if outcome.phase == subagent_crds::Phase::Cancelled && old.stopping.is_none() {
+        // The worker was quicker than our record of the cancel.
+        let (reason, message) = stop_reason(world, old, None, now)
+            .filter(|(reason, _)| *reason == Reason::Cancelled)
+            .unwrap_or((Reason::Cancelled, "the agent ended its turn as cancelled".into()));
+        return Step::Status(Box::new(status::stopping(run, old, reason, &message, now)));
+    }
     let said = last_word.and_then(|last| last.at.parse::<Timestamp>().ok());
     let since = old.stopping.as_ref().map(|stop| stop.at.0).or(said).unwrap_or(now);
     let exit_by = since + world.graces + REPORT_MARGIN;

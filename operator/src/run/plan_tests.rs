@@ -348,6 +348,25 @@ fn c27_a_cancel_is_recorded_first_and_the_worker_decides_the_race() {
     assert_eq!(stopped(&ended), Some(("True", "ContainersTerminated")));
 }
 
+/// The worker hears of a cancel as soon as the controller does, and its end may be stored first: the run is Cancelling all
+/// the same until the stop is proven, and nothing else than the cancel is recorded.
+#[rstest]
+#[case(json!({"spec": {"cancel": true}}), "spec.cancel")]
+#[case(json!({"metadata": {"deletionTimestamp": CREATED}}), "deleted")]
+#[case(json!({}), "agent")]
+fn c27_an_aborted_end_that_is_stored_before_the_cancel_is_cancelling(#[case] wish: Value, #[case] word: &str) {
+    let aborted = merged(merged(with_pod(), finished("Aborted", "Cancelled")), wish);
+    let mut world = world(run(aborted), Some(running()));
+    let recorded = status(next(&world, at(10)));
+    assert_eq!(recorded.phase, Some(Phase::Cancelling));
+    assert_eq!(recorded.stopping.as_ref().map(|stopping| stopping.reason.as_str()), Some("Cancelled"));
+    assert!(recorded.message.as_ref().is_some_and(|message| message.contains(word)), "{:?}", recorded.message);
+    world.run.status = Some(recorded);
+    assert!(!matches!(next(&world, at(10)), Step::Status(_)), "recorded once");
+    world.pod = Some(exited());
+    assert_eq!(status(next(&world, at(11))).phase, Some(Phase::Cancelled));
+}
+
 #[test]
 fn c48_a_worker_that_never_reports_its_cancel_loses_its_pod_and_then_the_run_settles() {
     let cancelled = merged(merged(with_pod(), report(json!({}))), json!({"spec": {"cancel": true}}));

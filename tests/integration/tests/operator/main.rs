@@ -1,0 +1,22 @@
+//! The operator against a real API server: in this process, with the chart's rights and nothing more, each test in a
+//! namespace of its own. There is no kubelet; a test node binds the pods, starts the real worker for them as a process of
+//! this machine, and reports what became of it.
+
+mod audit;
+mod node;
+mod programs;
+mod replica;
+mod rights;
+mod watching;
+mod world;
+
+mod budget;
+mod cancelling;
+mod deadlines;
+mod lineage;
+mod pods;
+mod providers;
+mod refusals;
+mod restarts;
+mod starting;
+mod undecodable;

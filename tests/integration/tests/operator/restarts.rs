@@ -1,0 +1,118 @@
+//! Operators that come and go under a turn.
+
+use crate::{
+    replica::{Plan, Replica, free_port},
+    world::{LIMIT, World, end, status, text},
+};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt;
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+use subagent_crds::Phase;
+
+/// Pitfall C5: how long a rolling update may leave nobody leading.
+const GAP: Duration = Duration::from_secs(2);
+
+/// R1: ended in good order and ended in the middle of everything, each time in the same turn; the turn goes on, its
+/// result arrives, and the agent was asked once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_a_turn_survives_an_operator_that_stops_or_is_killed() {
+    let world = World::new("restarted").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    let run = world.run("run", "provider", "!gate one\n!gate two\n!say survived").await;
+    world.event("run", "gate", "one").await;
+    let before = world.until("run", "running", |status| status.phase == Some(Phase::Running)).await;
+    operator.stop().await;
+
+    world.node.collector().open_gate("one");
+    world.event("run", "gate", "two").await;
+    let operator = world.operator().await;
+    operator.kill().await;
+    let operator = world.operator().await;
+    world.node.collector().open_gate("two");
+    let after = world.stopped("run").await;
+    assert_eq!((end(&after), text(&after)), ((Phase::Completed, "Completed"), "survived"));
+    assert_eq!(world.prompts("run"), 1);
+    assert_eq!((status(&after).attempt, &status(&after).pod_uid), (Some(1), &status(&before).pod_uid));
+    assert_eq!(after.uid(), run.uid());
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// R14: the turn ends while nobody is there; the operator that comes, another one, waits for the dead one's lease to
+/// expire, and the result is stored.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r14_a_turn_that_ends_without_an_operator_is_not_lost() {
+    let world = World::new("absent").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.run("run", "provider", "!gate end\n!say kept").await;
+    world.event("run", "gate", "end").await;
+    operator.kill().await;
+    world.node.collector().open_gate("end");
+    // The agent's process ends only after its worker has taken the answer.
+    world.event("run", "eof", "").await;
+    let operator = Replica::start(world.plan("second"));
+    world.until_leader("second").await;
+    let run = world.stopped("run").await;
+    assert_eq!((end(&run), text(&run)), ((Phase::Completed, "Completed"), "kept"));
+    assert_eq!(world.prompts("run"), 1);
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// R9, C5: two operators at once, runs under way and runs created in the very moment of the change; one pod for each,
+/// the next leader is there in time, and no turn notices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r9_c5_leadership_moves_without_a_second_pod_or_a_disturbed_turn() {
+    let world = World::new("handover").await;
+    // Workers are told the address of the replica that stays, as a Service would find it.
+    let stays = free_port();
+    let first = Replica::start(Plan { told_port: stays, link_port: free_port(), ..world.plan("first") });
+    world.until_leader("first").await;
+    let second = Replica::start(Plan { told_port: stays, link_port: stays, ..world.plan("second") });
+    world.namespace.eventually("the second is ready", LIMIT, async || second.get("/readyz").await).await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.ready("provider").await;
+    world.run("under-way", "provider", "!gate open\n!say undisturbed").await;
+    world.event("under-way", "gate", "open").await;
+
+    let names: Vec<String> = (0..6).map(|i| format!("created-{i}")).collect();
+    for name in &names[..3] {
+        world.run(name, "provider", "hello").await;
+    }
+    first.stop().await;
+    let released = Instant::now();
+    for name in &names[3..] {
+        world.run(name, "provider", "hello").await;
+    }
+    let lease = &world.rights.release;
+    let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let taken = |lease: &Lease| holder(lease).as_deref() == Some("second");
+    world.namespace.until::<Lease>(lease, "taken by the second", LIMIT, taken).await;
+    let gap = released.elapsed();
+    println!("leaderless for {gap:?}");
+    assert!(gap < GAP, "leaderless for {gap:?}");
+
+    world.node.collector().open_gate("open");
+    let undisturbed = world.stopped("under-way").await;
+    assert_eq!((end(&undisturbed), text(&undisturbed)), ((Phase::Completed, "Completed"), "undisturbed"));
+    for name in &names {
+        let run = world.stopped(name).await;
+        assert_eq!(end(&run), (Phase::Completed, "Completed"));
+        assert_eq!(status(&run).attempt, Some(1));
+        assert_eq!(world.prompts(name), 1);
+    }
+    assert_eq!(world.prompts("under-way"), 1);
+    let pods = world.pods().await;
+    let runs: HashSet<_> = pods.iter().map(|pod| pod.labels()[subagent_crds::names::RUN_LABEL].clone()).collect();
+    assert_eq!((pods.len(), runs.len()), (names.len() + 1, names.len() + 1), "more pods than runs");
+    second.stop().await;
+    world.finish().await;
+}

@@ -1,0 +1,110 @@
+//! C1: objects that were written under an older schema and do not decode any more.
+
+use crate::world::{World, end, status};
+use integration_tests::{TestNamespace, commands::repository, make_provider, make_run};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, Resource,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+    core::{ApiResource, NamespaceResourceScope},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{fmt::Debug, time::Duration};
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions};
+use tokio::sync::OnceCell;
+
+/// A changed definition is in force within a second or two.
+const IN_FORCE: Duration = Duration::from_secs(60);
+/// Name of the object of each kind that does not decode.
+const OLD: &str = "from-an-older-schema";
+
+/// Their namespace.
+static NAMESPACE: OnceCell<String> = OnceCell::const_new();
+
+/// Writes the old objects, once and before any other test of this program: the definitions hold for everyone.
+pub async fn prepared() -> &'static str {
+    NAMESPACE
+        .get_or_init(|| async {
+            let namespace = TestNamespace::new("undecodable").await;
+            write_old(&namespace, &make_provider(OLD)).await;
+            write_old(&namespace, &make_run(OLD)).await;
+            namespace.name
+        })
+        .await
+}
+
+/// Creates the object with a number for a description, which takes a definition that says so.
+async fn write_old<K>(namespace: &TestNamespace, object: &K)
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Serialize + Debug,
+{
+    let client = &namespace.client;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = format!("{}.{}", K::plural(&()), K::group(&()));
+    let file = repository().join("crds").join(format!("{}.yaml", K::plural(&())));
+    let current: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).expect("a definition")).expect("YAML");
+    let mut old = current.clone();
+    old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["description"] =
+        json!({"type": "integer"});
+    let mut body = serde_json::to_value(object).expect("JSON");
+    body["spec"]["description"] = json!(5);
+    let params = PatchParams::apply("integration-tests").force();
+
+    definitions.patch(&name, &params, &Patch::Apply(&old)).await.expect("an older definition");
+    namespace
+        .eventually("the older definition", IN_FORCE, async || create::<K>(client, namespace, &body, false).await)
+        .await;
+    definitions.patch(&name, &params, &Patch::Apply(&current)).await.expect("the definition of now");
+    body["metadata"]["name"] = json!("another");
+    namespace
+        .eventually("the definition of now", IN_FORCE, async || {
+            match create::<K>(client, namespace, &body, true).await {
+                Err(error) if error.contains("spec.description") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+}
+
+async fn create<K>(client: &Client, namespace: &TestNamespace, body: &Value, dry_run: bool) -> Result<(), String>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+{
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace.name, &ApiResource::erase::<K>(&()));
+    let object = serde_json::from_value(body.clone()).expect("an object");
+    let params = PostParams { dry_run, ..PostParams::default() };
+    api.create(&params, &object).await.map(drop).map_err(|error| error.to_string())
+}
+
+/// One undecodable object of each kind: it is reported, and everything else goes on as if it were not there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up() {
+    let namespace = TestNamespace { client: integration_tests::client().await, name: prepared().await.to_owned() };
+    let world = World::around(namespace).await;
+    let reads = world.namespace.api::<SubagentRun>().get(OLD).await.map(drop);
+    assert!(matches!(reads, Err(kube::Error::SerdeError(_))), "the run decodes: {reads:?}");
+    let reads = world.namespace.api::<SubagentProvider>().get(OLD).await.map(drop);
+    assert!(matches!(reads, Err(kube::Error::SerdeError(_))), "the provider decodes: {reads:?}");
+
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.ready("provider").await;
+    world.run("completes", "provider", "hello").await;
+    world.run("is-cancelled", "provider", "!hang").await;
+    world.event("is-cancelled", "prompt", "").await;
+    world.cancel("is-cancelled").await;
+    assert_eq!(end(&world.stopped("completes").await), (Phase::Completed, "Completed"));
+    let cancelled = world.stopped("is-cancelled").await;
+    assert_eq!(end(&cancelled), (Phase::Cancelled, "Cancelled"));
+    assert!(conditions::is_true(&status(&cancelled).conditions, conditions::STARTED));
+    for kind in ["SubagentRun", "SubagentProvider"] {
+        let log = operator.log();
+        let reported =
+            |line: &str| line.contains("WARN") && line.contains(OLD) && line.contains(&format!("kind={kind}"));
+        assert!(log.lines().any(reported), "the {kind} is not reported:\n{log}");
+    }
+    operator.stop().await;
+    world.finish().await;
+}

@@ -74,6 +74,8 @@ pub struct Observed {
     pub problem: Option<StartProblem>,
     /// Set once the agent container (or the pod as a whole) ended.
     pub ended: Option<Ended>,
+    /// Set once something took it away (a drain, a preemption, its node), also while its worker still stops: why.
+    pub evicted: Option<String>,
     /// Set once nothing of it can be running.
     pub proof: Option<Proof>,
     /// True when the agent container ended and another one still runs.
@@ -100,6 +102,7 @@ pub fn observe(pod: &Pod, node: Node, released: bool) -> Observed {
     Observed {
         problem: if ended.is_none() && !deleting { problem(pod) } else { None },
         sidecar_lives: agent_terminated(pod) && proof.is_none(),
+        evicted: evicted(pod),
         ended,
         proof,
         deleting,
@@ -169,18 +172,14 @@ fn ended(pod: &Pod, node: Node, deleting: bool, proof: Option<Proof>) -> Option<
     let status = pod.status.as_ref();
     let pod_reason = status.and_then(|status| status.reason.as_deref()).unwrap_or_default();
     let pod_message = status.and_then(|status| status.message.as_deref()).unwrap_or_default();
-    let disrupted = status
-        .and_then(|status| status.conditions.as_ref())
-        .into_iter()
-        .flatten()
-        .find(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True");
     let end = |reason, message: String| Some(Ended { reason, message });
     if node == Node::Gone {
         return end(Reason::NodeLost, "the node of the worker pod is gone".into());
     }
-    if pod_reason == "Evicted" || disrupted.is_some() && (agent_terminated(pod) || proof.is_some()) {
-        let why = disrupted.and_then(|condition| condition.message.clone()).unwrap_or_else(|| pod_message.to_owned());
-        return end(Reason::Evicted, format!("the worker pod was evicted: {why}"));
+    if let Some(why) = evicted(pod)
+        && (pod_reason == EVICTED || agent_terminated(pod) || proof.is_some())
+    {
+        return end(Reason::Evicted, why);
     }
     if let Some(terminated) =
         container(pod, names::AGENT_CONTAINER).and_then(state).and_then(|state| state.terminated.as_ref())
@@ -218,6 +217,22 @@ fn ended(pod: &Pod, node: Node, deleting: bool, proof: Option<Proof>) -> Option<
         return end(Reason::WorkerLost, format!("the worker pod ended: {pod_reason} {pod_message}"));
     }
     None
+}
+
+/// The kubelet's word for a pod it removed for want of a resource.
+const EVICTED: &str = "Evicted";
+
+fn evicted(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let disrupted = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
+        .map(|condition| condition.message.clone().unwrap_or_default());
+    let removed = || status.message.clone().unwrap_or_default();
+    let why = disrupted.or_else(|| (status.reason.as_deref() == Some(EVICTED)).then(removed))?;
+    Some(format!("the worker pod was evicted: {why}"))
 }
 
 fn failed_init(pod: &Pod) -> Option<(&str, i32)> {

@@ -94,6 +94,13 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
             // diagnostic tells which (contract c25).
             None => Outcome::of(Reason::Cancelled, String::new()),
         },
+        // The worker got SIGTERM and knows no more than that: from us, for the recorded reason; with an eviction; or from
+        // somebody who deleted the pod (contract c49, pitfall N3).
+        (_, Some(Reason::PodDeleted)) => match &status.stopping {
+            Some(stop) => stopped_without_report(status, stop),
+            None if ended.reason == Reason::Evicted => without_report(status, ended),
+            None => Outcome::of(Reason::PodDeleted, String::new()),
+        },
         // What is not a failure's word cannot be the reason of one.
         (_, Some(reason)) if reason.facts().phase == Phase::Failed => Outcome::of(reason, String::new()),
         _ => Outcome::of(Reason::AgentProtocolError, format!("unknown end: {} {}", last.stop_reason, last.reason)),

@@ -27,6 +27,9 @@ const STUCK_AFTER: Duration = Duration::from_secs(30);
 const REPORT_MARGIN: Duration = Duration::from_secs(15);
 /// How long a terminal run's worker may take to exit by itself before its pod is deleted.
 const EXIT_MARGIN: Duration = Duration::from_secs(60);
+/// How often a proof that is overdue is looked for: nothing tells that a node has gone, or how a pod ended whose labels
+/// somebody removed.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
 const RETRY_CREATE: Duration = Duration::from_secs(5);
 
@@ -184,8 +187,11 @@ fn during(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
     let proof = observed.proof.map(Stopped::Proof);
 
     if observed.ended.is_some() || final_.is_some() {
-        let nothing = Ended { reason: Reason::WorkerLost, message: String::new() };
-        let ended = observed.ended.as_ref().unwrap_or(&nothing);
+        let running = match observed.evicted.clone() {
+            Some(message) => Ended { reason: Reason::Evicted, message },
+            None => Ended { reason: Reason::WorkerLost, message: String::new() },
+        };
+        let ended = observed.ended.as_ref().unwrap_or(&running);
         return end(world, old, &End { ended, stopped: proof, sidecar_lives: observed.sidecar_lives }, now);
     }
     if let Some(stop) = &old.stopping {
@@ -355,7 +361,7 @@ fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
         if !pod_is_deleting(world) && (deleting || sidecar_lives || now >= overdue) {
             return Step::DeletePod;
         }
-        return soonest([Some(overdue).filter(|at| *at > now)], now);
+        return soonest([Some(overdue).filter(|at| *at > now).or(Some(now + LOOK_AGAIN))], now);
     }
     if let Some(pod) = ours {
         // A pod that a paused predecessor of this process created too late: its worker is refused, it proves nothing yet.

@@ -4,6 +4,7 @@ use super::{
     plan::{Step, World, next},
     status::is_started,
 };
+use crate::pod::observe::Node;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -293,6 +294,29 @@ fn c25_c26_the_protocol_decides_how_a_run_ends(
     }
 }
 
+/// The worker of a pod that is being deleted knows only that it got SIGTERM.
+#[rstest]
+#[case::c49_by_somebody(json!({}), json!({}), "PodDeleted")]
+#[case::n3_by_a_drain(json!({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}]}), json!({}), "Evicted")]
+#[case::by_us(json!({}), json!({"status": {"stopping": {"reason": "DeadlineExceeded", "at": CREATED}}}), "DeadlineExceeded")]
+#[case::s7_by_us_for_a_cancel(json!({}), json!({"status": {"stopping": {"reason": "Cancelled", "at": CREATED}}}), "Cancelled")]
+fn a_worker_that_got_sigterm_ends_with_what_the_pod_was_deleted_for(
+    #[case] pod_status: Value,
+    #[case] extra: Value,
+    #[case] reason: &str,
+) {
+    let deleting = json!({"metadata": {"deletionTimestamp": CREATED}, "status": pod_status});
+    for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 0}})] {
+        let reported = merged(merged(with_pod(), finished("Error", "PodDeleted")), extra.clone());
+        let mut world = world(run(reported), Some(pod(state, deleting.clone())));
+        settle(&mut world, at(10));
+        let status = world.run.status.unwrap();
+        let expected = if status.phase.is_some_and(|phase| phase.is_terminal()) { Some(reason) } else { None };
+        assert!(expected.is_some() || reason == "Cancelled", "only a cancel waits for the proof");
+        assert_eq!(expected.and(status.reason.as_deref()), expected);
+    }
+}
+
 #[test]
 fn a_completed_run_does_not_wait_for_the_kubelet() {
     let world = world(run(merged(with_pod(), finished("Completed", "Completed"))), Some(running()));
@@ -526,6 +550,20 @@ fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
     world.pod = None;
     assert_eq!(next(&world, at(311)), Step::Wait(Some(Duration::from_secs(699))));
     assert_eq!(next(&world, at(1010)), Step::DeleteRun);
+}
+
+/// S8, N3: nothing tells that a node is gone, nor of a pod that lost its labels: an overdue proof is looked for until it
+/// is there.
+#[test]
+fn s8_n3_an_overdue_proof_is_looked_for_again() {
+    let done = merged(with_pod(), json!({"status": {"phase": "Failed", "finishedAt": "2026-01-01T00:00:10Z"}}));
+    let deleting = pod(json!({"running": {}}), json!({"metadata": {"deletionTimestamp": CREATED}}));
+    let mut world = world(run(done), Some(deleting));
+    for seconds in [89, 1000, 100_000] {
+        assert_eq!(next(&world, at(seconds)), Step::Wait(Some(Duration::from_secs(60))));
+    }
+    world.node = Node::Gone;
+    assert_eq!(stopped(&status(next(&world, at(100_060)))), Some(("True", "NodeGone")));
 }
 
 #[test]

@@ -286,11 +286,11 @@ impl TestNamespace {
                 let params = LogParams {
                     container: Some(container.clone()),
                     tail_lines: Some(LOG_LINES),
+                    limit_bytes: Some(16_384),
                     ..LogParams::default()
                 };
                 let log = self.api::<Pod>().logs(&pod.name_any(), &params).await;
-                let mut log = log.unwrap_or_else(|error| error.to_string());
-                log.truncate(log.floor_char_boundary(16_384));
+                let log = log.unwrap_or_else(|error| error.to_string());
                 text.push_str(&format!("--- log of {}/{container}\n{log}\n", pod.name_any()));
             }
         }

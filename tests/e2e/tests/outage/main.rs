@@ -3,14 +3,15 @@
 
 use e2e_tests::{
     RunView, ScriptedProvider, cluster, collector,
-    collector::seen_event,
-    commands::{helm, kubectl},
+    collector::{seen, seen_event},
+    commands::{cluster_dir, helm, kubectl},
     in_namespace,
     namespace::PATIENCE,
     run,
     status::end,
 };
-use k8s_openapi::api::core::v1::Pod;
+use futures::FutureExt;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::ResourceExt;
 use std::time::Duration;
 use subagent_crds::{Phase, SubagentRun, conditions};
@@ -159,6 +160,148 @@ async fn c7_s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_pr
 }
 
 #[tokio::test]
+async fn r9_c5_with_two_replicas_any_of_them_serves_and_either_may_die() {
+    let _alone = OPERATOR.lock().await;
+    in_namespace("replicas", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        scale(2);
+        let scale_back = std::panic::AssertUnwindSafe(async {
+            // Connections are spread over both by the Service; enough of them that neither has all.
+            let names: Vec<String> = (0..8).map(|number| format!("run-{number}")).collect();
+            for name in &names {
+                ns.create(&run(name, &format!("{name}\n!gate leader-died\n!say {name} is done"))).await;
+            }
+            seen(&collector, PATIENCE, |events| {
+                (events.iter().filter(|event| event.kind == "gate").count() == 8).then_some(())
+            })
+            .await;
+            for name in &names {
+                ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
+            }
+            // A cancel reaches its worker whichever replica it is connected to.
+            for name in &names[..4] {
+                ns.cancel(name);
+            }
+            for name in &names[..4] {
+                let run = ns.stopped(name).await;
+                assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+            }
+            // c48: the agents were asked, their pods not just deleted.
+            assert_eq!(collector.of_kind("cancel").len(), 4);
+            let leader = leader(&ns.client).await;
+            let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
+            kubectl(&[&["delete", "pod", leader.as_str(), "--force", "--grace-period=0"], &namespace[..]].concat());
+            collector.open_gate("leader-died");
+            for name in &names[4..] {
+                let run = ns.until(name, "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
+                assert_eq!(
+                    (run.end(), run.text()),
+                    (end("Completed", "Completed", "Completed"), format!("{name} is done"))
+                );
+                let prompts = collector.of_kind("prompt").iter().filter(|prompt| prompt.text.starts_with(name)).count();
+                assert_eq!((prompts, run.seen().attempt), (1, Some(1)), "{name}");
+            }
+        })
+        .catch_unwind()
+        .await;
+        scale(1);
+        if let Err(panic) = scale_back {
+            std::panic::resume_unwind(panic);
+        }
+    })
+    .await;
+}
+
+/// Runs that many replicas of the operator and waits for them.
+fn scale(replicas: u32) {
+    let deployment = format!("deployment/{}", cluster::RELEASE);
+    let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
+    kubectl(&[&["scale", deployment.as_str(), &format!("--replicas={replicas}")], &namespace[..]].concat());
+    kubectl(&[&["rollout", "status", deployment.as_str(), "--timeout=120s"], &namespace[..]].concat());
+}
+
+/// Name of the operator pod that leads.
+async fn leader(client: &kube::Client) -> String {
+    let leases: kube::Api<Lease> = kube::Api::namespaced(client.clone(), cluster::OPERATOR_NAMESPACE);
+    let lease = leases.get(cluster::RELEASE).await.expect("the operator's Lease");
+    let holder = lease.spec.and_then(|spec| spec.holder_identity).expect("a leader");
+    let pods = cluster::operator_pods(client).await;
+    let leading = pods.iter().map(ResourceExt::name_any).find(|name| holder.starts_with(name.as_str()));
+    leading.unwrap_or_else(|| panic!("no pod of {holder}"))
+}
+
+#[tokio::test]
+async fn c8_turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwards() {
+    let _alone = OPERATOR.lock().await;
+    in_namespace("api-server", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("during", "!gate api-server-is-away\n!say ended meanwhile")).await;
+        ns.create(&run("after", "!gate api-server-is-back\n!say ended afterwards")).await;
+        for gate in ["api-server-is-away", "api-server-is-back"] {
+            seen_event(&collector, PATIENCE, "gate", gate).await;
+        }
+        for name in ["during", "after"] {
+            ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
+        }
+        let paused = Paused::api_server();
+        collector.open_gate("api-server-is-away");
+        // Longer than the operator's lease: it gives up leading, and is restarted.
+        tokio::time::sleep(OUTAGE).await;
+        drop(paused);
+        collector.open_gate("api-server-is-back");
+        for (name, text) in [("during", "ended meanwhile"), ("after", "ended afterwards")] {
+            let run = ns.until(name, "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
+            assert_eq!(
+                (run.end(), run.text()),
+                (end("Completed", "Completed", "Completed"), text.into()),
+                "{}",
+                run.message()
+            );
+        }
+        assert_eq!(collector.of_kind("prompt").len(), 2, "no prompt was sent twice");
+    })
+    .await;
+}
+
+/// A process that is held, until this is dropped.
+struct Paused(i32);
+
+impl Paused {
+    /// Holds the local cluster's API server: its connections stay open and nothing answers.
+    fn api_server() -> Self {
+        let log = cluster_dir().canonicalize().expect("the cluster's state").join("audit.log");
+        let argument = format!("--audit-log-path={}", log.display());
+        let found = processes(|process| {
+            let arguments = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
+        });
+        assert_eq!(found.len(), 1, "API servers with {argument}");
+        signal(found[0], "STOP");
+        Self(found[0])
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        signal(self.0, "CONT");
+    }
+}
+
+/// The processes of this host, those of pods included, that fit.
+fn processes(fits: impl Fn(&std::path::Path) -> bool) -> Vec<i32> {
+    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let all = all.filter_map(|entry| Some((entry.file_name().to_string_lossy().parse().ok()?, entry.path())));
+    all.filter(|(_, path)| fits(path)).map(|(pid, _)| pid).collect()
+}
+
+fn signal(process: i32, name: &str) {
+    let status = std::process::Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
+    assert!(status.expect("kill").success(), "signal {name} to process {process}");
+}
+
+#[tokio::test]
 async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupted() {
     let _alone = OPERATOR.lock().await;
     in_namespace("worker-killed", async |ns| {
@@ -178,17 +321,11 @@ async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupt
 
 /// Sends SIGKILL to process 1 of a pod's agent container, from the node: its processes are this host's.
 fn kill_worker(pod: &str, uid: &str) {
-    let mut killed = vec![];
-    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
-        let read = |file: &str| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-        let is_worker = read("cmdline").starts_with("/subagents/") && read("cmdline").contains("run\0--\0");
-        let mounts = read("mountinfo");
-        if is_worker && mounts.contains(uid) {
-            killed.push(pid);
-        }
-    }
-    assert_eq!(killed.len(), 1, "worker of pod {pod} ({uid})");
-    let status = std::process::Command::new("kill").args(["-KILL", &killed[0].to_string()]).status().expect("kill");
-    assert!(status.success());
+    let workers = processes(|process| {
+        let read = |file: &str| std::fs::read_to_string(process.join(file)).unwrap_or_default();
+        let arguments = read("cmdline");
+        arguments.starts_with("/subagents/") && arguments.contains("run\0--\0") && read("mountinfo").contains(uid)
+    });
+    assert_eq!(workers.len(), 1, "workers of pod {pod} ({uid})");
+    signal(workers[0], "KILL");
 }

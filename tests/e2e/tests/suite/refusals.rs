@@ -153,7 +153,7 @@ async fn c11_c12_c14_c15_parents() {
             (lineage.depth, lineage.parent_uid.as_ref(), &lineage.root_uid),
             (2, Some(&parent_uid), &parent_uid)
         );
-        assert_eq!(lineage.ancestors, [parent_uid.clone()]);
+        assert_eq!(lineage.ancestors, std::slice::from_ref(&parent_uid));
         let told = ns.events_of(&parent_uid).await;
         let of_child =
             |reason: &str| told.iter().filter(|(seen, _, note)| seen == reason && note.starts_with("child: ")).count();

@@ -11,7 +11,7 @@ use e2e_tests::{
     status::end,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use kube::{ResourceExt, api::EvictParams};
 use rstest::rstest;
 use scripted_agent::collector::{Collector, Event};
 use serde_json::json;
@@ -276,6 +276,24 @@ async fn c49_a_pod_deleted_from_outside_ends_its_run_with_its_reason(#[case] arg
         assert_eq!(interrupted.status, "True");
         assert_eq!(collector.of_kind("prompt").len(), 1, "R4: the prompt is not sent again");
         assert_eq!(run.seen().attempt, Some(1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn n3_an_evicted_pod_has_its_own_reason() {
+    in_namespace("evicted", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("evicted", "!say so far\n!hang")).await;
+        seen_event(&collector, PATIENCE, "prompt", "!say so far\n!hang").await;
+        let running = ns.run_until("evicted", "Running", |run| run.phase() == Some(Phase::Running)).await;
+        // What a drain does.
+        ns.api::<Pod>().evict(&running.pod_name(), &EvictParams::default()).await.expect("an eviction");
+        let run = ns.stopped("evicted").await;
+        assert_eq!(run.end(), end("Failed", "Error", "Evicted"), "{}", run.message());
+        assert!(run.is(conditions::INTERRUPTED));
+        assert_eq!(run.text(), "so far");
     })
     .await;
 }

@@ -2,10 +2,13 @@
 
 use super::{Exit, Reaper, environment::agent_environment};
 use crate::outcome::{CwdFault, StartFault};
-use nix::unistd::{AccessFlags, Pid, access};
+use nix::{
+    errno::Errno,
+    unistd::{AccessFlags, Pid, access, execve},
+};
 use std::{
     env,
-    ffi::{OsStr, OsString},
+    ffi::{CString, OsStr, OsString},
     io,
     os::unix::{ffi::OsStrExt, process::CommandExt},
     path::{Path, PathBuf},
@@ -43,17 +46,10 @@ pub fn start(argv: &[OsString], cwd: &Path, spare_home: &Path, reaper: &Reaper) 
     let name = argv.first().ok_or(StartFault::CommandNotFound)?;
     let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let program = find_command(name, &path, cwd)?;
-    let mut command = Command::new(program);
-    command
-        .arg0(name)
-        .args(&argv[1..])
-        .current_dir(cwd)
-        .env_clear()
-        .envs(agent_environment(env::vars_os(), spare_home, is_writable_folder))
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let environment = agent_environment(env::vars_os(), spare_home, is_writable_folder);
+    let mut command = Command::new(&program);
+    command.current_dir(cwd).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    exec_as_it_is(&mut command, &program, argv, &environment)?;
     let (mut child, group, exit) = reaper.spawn(&mut command).map_err(|error| spawn_fault(&error))?;
     let pipes = || -> io::Result<_> {
         let missing = || io::Error::other("a pipe is missing");
@@ -67,12 +63,43 @@ pub fn start(argv: &[OsString], cwd: &Path, spare_home: &Path, reaper: &Reaper) 
     Ok(Agent { group, exit, stdin, stdout, stderr })
 }
 
+/// Makes the command execute exactly this file with these words, or fail.
+///
+/// The standard library ends in `execvp` in a static build, which hands a file that the kernel cannot execute to
+/// `/bin/sh`: a script without an interpreter line, or a program of another architecture, would start a shell (c56) and
+/// look like an agent that ended.
+#[allow(unsafe_code, reason = "there is no safe way to choose between execve and execvp")]
+fn exec_as_it_is(
+    command: &mut Command,
+    program: &Path,
+    argv: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> Result<(), StartFault> {
+    // A NUL cannot be in words or variables that came from the kernel; the name of the spare home may hold one.
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| StartFault::Spawn(Errno::EINVAL as i32));
+    let program = text(program.as_os_str().as_bytes().to_vec())?;
+    let argv: Vec<CString> = argv.iter().map(|word| text(word.as_bytes().to_vec())).collect::<Result<_, _>>()?;
+    let environment: Vec<CString> = environment
+        .iter()
+        .map(|(name, value)| text([name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect::<Result<_, _>>()?;
+    let exec = move || match execve(&program, &argv, &environment) {
+        Ok(never) => match never {},
+        Err(error) => Err(io::Error::from(error)),
+    };
+    // SAFETY: the closure runs in the forked child, where only what is safe in a signal handler may be called. It makes
+    // the two arrays of pointers and calls execve(2); the C library keeps its allocator usable in a forked child, and
+    // everything else was made before the fork.
+    unsafe { command.pre_exec(exec) };
+    Ok(())
+}
+
 fn spawn_fault(error: &io::Error) -> StartFault {
     match error.kind() {
         // The file was found before, so this is the interpreter it names.
         io::ErrorKind::NotFound => StartFault::NotAProgram,
         io::ErrorKind::PermissionDenied => StartFault::CommandNotExecutable,
-        _ if error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) => StartFault::NotAProgram,
+        _ if error.raw_os_error() == Some(Errno::ENOEXEC as i32) => StartFault::NotAProgram,
         _ => StartFault::Spawn(error.raw_os_error().unwrap_or(0)),
     }
 }

@@ -213,3 +213,15 @@ async fn reports_are_few() {
     let attempt = run("!repeat 200 !say x\n!think y\n!tool z\n!usage {\"used\": 1, \"size\": 2}").start().await;
     assert_eq!(attempt.finish().await.report.seq, 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_at_work_is_reported_within_the_idle_deadline() {
+    let mut setup = run("!stream 20 100 x\n!gate end");
+    setup.assignment.deadlines.idle_seconds = Some(2);
+    let attempt = setup.start().await;
+    let report = attempt.gateway.report("activity", |report| report.seq == 2).await;
+    assert!(report.end().is_none(), "still in its turn");
+    assert_eq!(report.snapshot.activity.unwrap().summary, "writing");
+    attempt.collector.open_gate("end");
+    assert_eq!(attempt.finish().await.words().0, "Completed");
+}

@@ -1,6 +1,6 @@
 //! The cluster under test and the operator in it.
 
-use crate::commands::{cluster_dir, helm, kubeconfig, repository};
+use crate::commands::{cluster_dir, helm, kubeconfig, output, repository};
 use k8s_openapi::api::{
     apps::v1::{Deployment, ReplicaSet},
     core::v1::{Namespace, Pod},
@@ -11,7 +11,10 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::{Duration, Instant},
+};
 use subagent_crds::names;
 use tokio::sync::OnceCell;
 
@@ -23,6 +26,9 @@ pub const RELEASE: &str = "subagent-operator";
 pub const OPERATOR_USER: &str = "system:serviceaccount:subagents-system:subagent-operator";
 /// How long the pods of finished runs are kept here: long enough to read their logs, short enough to wait for.
 pub const POD_TTL_SECONDS: u64 = 45;
+
+/// How long somebody else's operation on the release is waited for: an upgrade that waits for its pods takes seconds.
+const OTHERS_OPERATION: Duration = Duration::from_secs(60);
 
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
 
@@ -57,22 +63,25 @@ pub async fn install(client: &Client) {
     namespaces.patch(OPERATOR_NAMESPACE, &params, &Patch::Apply(namespace)).await.expect("the operator's namespace");
     let chart = repository().join("charts/subagent-operator");
     let build = format!("podAnnotations.build=sha256-{}", image_id("localhost/subagent-operator:dev"));
-    helm(&[
-        "upgrade",
-        "--install",
-        RELEASE,
-        chart.to_str().expect("a path in UTF-8"),
-        "--namespace",
-        OPERATOR_NAMESPACE,
-        "--set",
-        &format!("podTTLSeconds={POD_TTL_SECONDS}"),
-        // A new build has the name of the one before it: its digest makes the pod start anew.
-        "--set-string",
-        &build,
-        "--wait",
-        "--timeout",
-        "120s",
-    ]);
+    let ttl = format!("podTTLSeconds={POD_TTL_SECONDS}");
+    let chart = chart.to_str().expect("a path in UTF-8");
+    let mut arguments = vec!["upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE];
+    // A new build has the name of the one before it: its digest makes the pod start anew.
+    arguments.extend(["--set", &ttl, "--set-string", &build, "--wait", "--timeout", "120s"]);
+    let deadline = Instant::now() + OTHERS_OPERATION;
+    loop {
+        let output = output("helm", &arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            return;
+        }
+        assert!(errors.contains("another operation"), "helm {}: {errors}", arguments.join(" "));
+        if Instant::now() > deadline {
+            // Whoever began it was broken off; nothing else ends its operation.
+            helm(&["uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait"]);
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
 }
 
 /// The digest of a loaded image.

@@ -97,8 +97,9 @@ async fn r1_r3_r4_c41_the_turn_goes_on_when_the_operator_is_killed() {
     .await;
 }
 
+/// C5, C7.
 #[tokio::test]
-async fn c5_c7_a_rolling_update_disturbs_no_turn() {
+async fn a_rolling_update_disturbs_no_turn() {
     let _alone = OPERATOR.lock().await;
     in_namespace("rolling-update", async |ns| {
         let collector = collector();
@@ -117,8 +118,9 @@ async fn c5_c7_a_rolling_update_disturbs_no_turn() {
     .await;
 }
 
+/// C7.
 #[tokio::test]
-async fn c7_s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof() {
+async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof() {
     let _alone = OPERATOR.lock().await;
     in_namespace("uninstalled", async |ns| {
         let collector = collector();
@@ -159,8 +161,9 @@ async fn c7_s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_pr
     .await;
 }
 
+/// C5.
 #[tokio::test]
-async fn r9_c5_with_two_replicas_any_of_them_serves_and_either_may_die() {
+async fn r9_with_two_replicas_any_of_them_serves_and_either_may_die() {
     let _alone = OPERATOR.lock().await;
     in_namespace("replicas", async |ns| {
         let collector = collector();
@@ -231,8 +234,9 @@ async fn leader(client: &kube::Client) -> String {
     leading.unwrap_or_else(|| panic!("no pod of {holder}"))
 }
 
+/// C8.
 #[tokio::test]
-async fn c8_turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwards() {
+async fn turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwards() {
     let _alone = OPERATOR.lock().await;
     in_namespace("api-server", async |ns| {
         let collector = collector();

@@ -74,7 +74,7 @@ pub struct SubagentRunSpec {
     /// parentRef is the run that delegates this one. Naming a parent needs the right to update it. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_ref: Option<ParentRef>,
-    /// parameters become environment variables SUBAGENT_PARAM_<KEY> in every container of the template. At most 32, 16 KiB
+    /// parameters become environment variables SUBAGENT_PARAM_KEY in every container of the template. At most 32, 16 KiB
     /// together; names are upper-case. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::parameters")]

@@ -2,15 +2,16 @@
 
 use crate::{
     replica::{Plan, Replica, free_port},
-    world::{LIMIT, World, end, status, text},
+    world::{LIMIT, World, end, has, pod_name, status, text},
 };
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
+use nix::sys::signal::Signal;
 use std::{
     collections::HashSet,
     time::{Duration, Instant},
 };
-use subagent_crds::Phase;
+use subagent_crds::{Phase, SubagentRun, conditions};
 
 /// Pitfall C5: how long a rolling update may leave nobody leading.
 const GAP: Duration = Duration::from_secs(2);
@@ -114,5 +115,48 @@ async fn r9_c5_leadership_moves_without_a_second_pod_or_a_disturbed_turn() {
     let runs: HashSet<_> = pods.iter().map(|pod| pod.labels()[subagent_crds::names::RUN_LABEL].clone()).collect();
     assert_eq!((pods.len(), runs.len()), (names.len() + 1, names.len() + 1), "more pods than runs");
     second.stop().await;
+    world.finish().await;
+}
+
+/// R1, R3: a worker that is killed in its turn. The session was stored before the prompt, the run says that side effects
+/// are possible, and nobody is asked again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_r3_a_worker_killed_in_its_turn_ends_the_run_interrupted() {
+    let world = World::new("worker-killed").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    let run = world.run("run", "provider", "!hang").await;
+    world.event("run", "prompt", "").await;
+    // Read now, without waiting: the prompt has left, so the session is stored.
+    let asked: SubagentRun = world.namespace.api().get("run").await.expect("the run");
+    let report = status(&asked).report.clone().expect("a report");
+    assert!(report.session.is_some_and(|session| !session.id.is_empty()), "R3: the session is not stored");
+    assert_eq!(report.turns.len(), 1, "c41: the turn is not stored");
+    world.node.worker(&pod_name(&run, 1)).await.signal(Signal::SIGKILL);
+    let run = world.stopped("run").await;
+    assert_eq!(end(&run), (Phase::Failed, "WorkerLost"));
+    assert!(has(status(&run), conditions::INTERRUPTED));
+    assert_eq!((status(&run).attempt, world.prompts("run")), (Some(1), 1));
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// S6: a run deleted while nobody is there drains when the operator is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s6_a_run_deleted_without_an_operator_is_stopped_when_it_is_back() {
+    let world = World::new("deleted-alone").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    let run = world.run("run", "provider", "!hang").await;
+    world.event("run", "prompt", "").await;
+    operator.stop().await;
+    world.delete_run("run").await;
+    let operator = world.operator().await;
+    world.event("run", "cancel", "").await;
+    world.gone("run").await;
+    world.node.worker(&pod_name(&run, 1)).await.exit().await;
+    operator.stop().await;
     world.finish().await;
 }

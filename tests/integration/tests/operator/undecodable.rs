@@ -77,7 +77,7 @@ where
     api.create(&params, &object).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// One undecodable object of each kind: it is reported, and everything else goes on as if it were not there.
+/// C1. One undecodable object of each kind: it is reported, and everything else goes on as if it were not there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up() {
     let namespace = TestNamespace { client: integration_tests::client().await, name: prepared().await.to_owned() };

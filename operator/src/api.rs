@@ -21,6 +21,13 @@ pub enum ReadError {
     Timeout(String),
 }
 
+impl ReadError {
+    /// True when the object is there and does not decode: reading again gives the same (pitfall C1).
+    pub fn is_undecodable(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if matches!(**source, kube::Error::SerdeError(_)))
+    }
+}
+
 /// A write that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {

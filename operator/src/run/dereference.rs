@@ -2,7 +2,7 @@
 
 use super::{
     plan::{self, World},
-    validate::Parent,
+    validate::{Parent, Provider},
 };
 use crate::{
     api::{self, ReadError},
@@ -43,7 +43,11 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
     }
     if status.attempt.is_none() {
         let providers: Api<SubagentProvider> = Api::namespaced(client.clone(), &namespace);
-        world.provider = api::get(&providers, &world.run.spec.provider_ref.name).await?;
+        world.provider = match api::get(&providers, &world.run.spec.provider_ref.name).await {
+            Ok(found) => found.map_or(Provider::Missing, |found| Provider::Found(Box::new(found))),
+            Err(error) if error.is_undecodable() => Provider::Undecodable(error.to_string()),
+            Err(error) => return Err(error),
+        };
     }
     if status.pod_uid.is_none() {
         world.parent = parent(client, &namespace, &world.run).await?;
@@ -79,7 +83,11 @@ async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<P
         return Ok(Parent::Missing);
     }
     let runs: Api<SubagentRun> = Api::namespaced(client.clone(), namespace);
-    Ok(api::get(&runs, &reference.name).await?.map_or(Parent::Missing, |parent| Parent::Found(Box::new(parent))))
+    match api::get(&runs, &reference.name).await {
+        Ok(found) => Ok(found.map_or(Parent::Missing, |parent| Parent::Found(Box::new(parent)))),
+        Err(error) if error.is_undecodable() => Ok(Parent::Undecodable(error.to_string())),
+        Err(error) => Err(error),
+    }
 }
 
 async fn node(client: &Client, pod: Option<&Pod>) -> Result<Node, ReadError> {

@@ -4,7 +4,7 @@
 use super::{
     outcome,
     status::{self, Stopped},
-    validate::{self, Parent, Request, Verdict},
+    validate::{self, Parent, Provider, Request, Verdict},
 };
 use crate::{
     naming,
@@ -16,7 +16,7 @@ use crate::{
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use std::time::Duration;
 use subagent_crds::{
-    Reason, SubagentProvider, SubagentRun, SubagentRunStatus, conditions, names,
+    Reason, SubagentRun, SubagentRunStatus, conditions, names,
     report::Report,
     run_status::{Effective, Stopping},
 };
@@ -39,7 +39,7 @@ pub struct World {
     /// The run.
     pub run: SubagentRun,
     /// Its provider; read only while the run is not accepted.
-    pub provider: Option<SubagentProvider>,
+    pub provider: Provider,
     /// Its parent; read while the run is not accepted and before its pod is created.
     pub parent: Parent,
     /// The pod under the name of the current attempt, whoever owns it.
@@ -57,7 +57,7 @@ impl World {
     pub fn new(run: SubagentRun, pod_ttl: Duration) -> Self {
         Self {
             run,
-            provider: None,
+            provider: Provider::Missing,
             parent: Parent::NotAsked,
             pod: None,
             node: Node::Present,
@@ -137,11 +137,11 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
         let done = status::ended(run, old, &outcome::rejected(refusal), now);
         Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)))
     };
-    let request = Request { run, provider: world.provider.as_ref(), parent: &world.parent };
+    let request = Request { run, provider: &world.provider, parent: &world.parent };
     match validate::validate(&request) {
         Verdict::Refused(refusal) => refused(&refusal),
         Verdict::Waits(refusal) => {
-            let seconds = validate::start_deadline(run, world.provider.as_ref());
+            let seconds = validate::start_deadline(run, world.provider.found());
             let deadline = validate::start_deadline_at(run, seconds);
             if now >= deadline {
                 return refused(&refusal);

@@ -3,6 +3,7 @@
 use super::{
     plan::{Step, World, next},
     status::is_started,
+    validate::Provider,
 };
 use crate::pod::observe::Node;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
@@ -89,12 +90,24 @@ fn finished(stop: &str, reason: &str) -> Value {
 }
 
 fn world(run: SubagentRun, pod: Option<Pod>) -> World {
-    World {
-        pod,
-        graces: Duration::from_secs(19),
-        provider: Some(provider(json!({}))),
-        ..World::new(run, Duration::from_secs(300))
-    }
+    World { pod, graces: Duration::from_secs(19), provider: ready(), ..World::new(run, Duration::from_secs(300)) }
+}
+
+fn ready() -> Provider {
+    Provider::Found(Box::new(provider(json!({}))))
+}
+
+/// C1: an object that does not decode keeps its runs waiting and is named; it never makes them spin or hang.
+#[test]
+fn c5_a_provider_that_does_not_decode_is_one_that_is_not_ready() {
+    let mut world = world(run(json!({})), None);
+    world.provider = Provider::Undecodable("invalid type".into());
+    let waiting = status(next(&world, at(1)));
+    assert_eq!(waiting.reason.as_deref(), Some("ProviderNotReady"));
+    assert!(waiting.message.as_ref().unwrap().contains("does not decode"));
+    world.run.status = Some(waiting);
+    assert_eq!(next(&world, at(2)), Step::Wait(Some(Duration::from_secs(598))));
+    assert_eq!(status(next(&world, at(600))).phase, Some(Phase::Rejected));
 }
 
 fn status(step: Step) -> SubagentRunStatus {
@@ -156,7 +169,7 @@ fn c5_a_missing_or_unready_provider_waits_until_the_start_deadline(
     #[case] reason: &str,
 ) {
     let mut world = world(run(json!({})), None);
-    world.provider = found;
+    world.provider = found.map_or(Provider::Missing, |found| Provider::Found(Box::new(found)));
     let waiting = status(next(&world, at(1)));
     assert_eq!((waiting.phase, waiting.reason.as_deref()), (Some(Phase::Pending), Some(reason)));
     world.run.status = Some(waiting);

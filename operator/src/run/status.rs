@@ -248,7 +248,10 @@ pub fn stage(status: &SubagentRunStatus, observed: Option<&Observed>) -> String 
     match observed {
         None => status.message.clone().unwrap_or_else(|| "no worker pod".into()),
         Some(Observed { problem: Some(problem), .. }) => format!("{}: {}", problem.reason, problem.message),
-        Some(_) => "the worker pod runs, its worker has not reported (stage Connecting or Initialize)".into(),
+        Some(_) => {
+            "the worker pod exists, its worker has not reported (not scheduled, starting, connecting or initializing)"
+                .into()
+        }
     }
 }
 

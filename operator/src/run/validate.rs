@@ -25,8 +25,32 @@ pub enum Parent {
     NotAsked,
     /// No object of that kind and name.
     Missing,
+    /// It is there and does not decode; how (pitfall C1).
+    Undecodable(String),
     /// The parent, from a live GET.
     Found(Box<SubagentRun>),
+}
+
+/// What was found of the provider a run names.
+#[derive(Clone, Debug, Default)]
+pub enum Provider {
+    /// No object of that name.
+    #[default]
+    Missing,
+    /// It is there and does not decode; how (pitfall C1).
+    Undecodable(String),
+    /// The provider, from a live GET.
+    Found(Box<SubagentProvider>),
+}
+
+impl Provider {
+    /// The provider, if it is there and decodes.
+    pub fn found(&self) -> Option<&SubagentProvider> {
+        match self {
+            Self::Found(provider) => Some(provider),
+            Self::Missing | Self::Undecodable(_) => None,
+        }
+    }
 }
 
 /// Everything acceptance looks at.
@@ -34,8 +58,8 @@ pub enum Parent {
 pub struct Request<'a> {
     /// The run, from a live GET.
     pub run: &'a SubagentRun,
-    /// Its provider, none when there is no object of that name.
-    pub provider: Option<&'a SubagentProvider>,
+    /// Its provider.
+    pub provider: &'a Provider,
     /// Its parent.
     pub parent: &'a Parent,
 }
@@ -139,7 +163,14 @@ pub fn start_deadline_at(run: &SubagentRun, seconds: i64) -> Timestamp {
 fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Verdict> {
     let name = &request.run.spec.provider_ref.name;
     let waits = |reason, message| Verdict::Waits(Refusal { reason, message });
-    let Some(provider) = request.provider.filter(|provider| provider.metadata.deletion_timestamp.is_none()) else {
+    if let Provider::Undecodable(how) = request.provider {
+        return Err(waits(
+            Reason::ProviderNotReady,
+            format!("waiting for SubagentProvider {name}: it does not decode; correct or delete it: {how}"),
+        ));
+    }
+    let Some(provider) = request.provider.found().filter(|provider| provider.metadata.deletion_timestamp.is_none())
+    else {
         return Err(waits(
             Reason::NoProvider,
             format!(
@@ -292,7 +323,11 @@ pub fn available_parent<'a>(
     if reference.kind == ParentKind::Subagent {
         return Err(unavailable("cannot be a parent: this version knows parents of kind SubagentRun only"));
     }
-    let Parent::Found(parent) = found else { return Err(unavailable("does not exist in this namespace")) };
+    let parent = match found {
+        Parent::Found(parent) => parent,
+        Parent::Undecodable(_) => return Err(unavailable("does not decode")),
+        Parent::NotAsked | Parent::Missing => return Err(unavailable("does not exist in this namespace")),
+    };
     let recorded =
         run.status.as_ref().and_then(|status| status.lineage.as_ref()).and_then(|lineage| lineage.parent_uid.as_ref());
     for expected in [reference.uid.as_ref(), recorded].into_iter().flatten() {

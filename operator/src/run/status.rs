@@ -190,27 +190,15 @@ pub fn not_starting(
 /// What the pod and the worker show while nothing is over.
 pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed, now: Timestamp) -> SubagentRunStatus {
     let report = current_report(old);
-    if let Some(session) = report.and_then(|report| report.session.as_ref()) {
+    if has_session(old) {
         if is_started(old) {
             return fold(old);
         }
         let mut new = fold(old);
-        let agent = report.and_then(|report| report.agent.clone()).unwrap_or_default();
-        let agent = format!("{} {}", agent.name, agent.version);
         new.phase = Some(Phase::Running);
         new.reason = None;
-        new.started_at = Some(Time(now));
-        say(&mut new, &format!("{} is working", agent.trim()));
-        set(run, &mut new, conditions::WORKER_READY, Status::True, "Connected", "the worker is connected", now);
-        set(
-            run,
-            &mut new,
-            conditions::STARTED,
-            Status::True,
-            "SessionReady",
-            &format!("ACP session {} with {}", session.id, agent.trim()),
-            now,
-        );
+        let agent = started(run, &mut new, now);
+        say(&mut new, &format!("{agent} is working"));
         return new;
     }
     if let Some(problem) = &observed.problem {
@@ -228,6 +216,27 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
         set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", "the worker pod is starting", now);
     }
     new
+}
+
+fn has_session(status: &SubagentRunStatus) -> bool {
+    current_report(status).is_some_and(|report| report.session.is_some())
+}
+
+/// Records that the ACP session exists (contract c8), in the same words whenever that is noticed. Returns the agent's
+/// name and version.
+fn started(run: &SubagentRun, new: &mut SubagentRunStatus, now: Timestamp) -> String {
+    let report = current_report(new);
+    let session = report.and_then(|report| report.session.clone()).unwrap_or_default();
+    let agent = report.and_then(|report| report.agent.clone()).unwrap_or_default();
+    let agent = match format!("{} {}", agent.name, agent.version).trim() {
+        "" => "an agent without a name".to_owned(),
+        named => named.to_owned(),
+    };
+    let message = format!("ACP session {} with {agent}", session.id);
+    new.started_at = Some(Time(now));
+    set(run, new, conditions::WORKER_READY, Status::True, "Connected", "the worker is connected", now);
+    set(run, new, conditions::STARTED, Status::True, "SessionReady", &message, now);
+    agent
 }
 
 /// Copies what the report says about usage and permissions to where people look for it.
@@ -275,11 +284,8 @@ pub fn stopping(
 /// The run is over. A run that did start says so even when it is noticed only now (contract c10).
 pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now: Timestamp) -> SubagentRunStatus {
     let mut new = leave_queue(&fold(old), now);
-    let session = current_report(old).and_then(|report| report.session.as_ref());
-    if session.is_some() && !is_started(old) {
-        new.started_at = Some(Time(now));
-        set(run, &mut new, conditions::WORKER_READY, Status::True, "Connected", "the worker was connected", now);
-        set(run, &mut new, conditions::STARTED, Status::True, "SessionReady", "the ACP session existed", now);
+    if has_session(old) && !is_started(old) {
+        started(run, &mut new, now);
     }
     if outcome.phase == Phase::Rejected {
         set(run, &mut new, conditions::ACCEPTED, Status::False, outcome.reason.as_str(), &outcome.message, now);

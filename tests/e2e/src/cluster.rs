@@ -2,7 +2,7 @@
 
 use crate::commands::{cluster_dir, helm, kubeconfig, output, repository};
 use k8s_openapi::api::{
-    apps::v1::{Deployment, ReplicaSet},
+    apps::v1::Deployment,
     core::v1::{Namespace, Pod},
 };
 use kube::{
@@ -111,20 +111,14 @@ pub async fn operator_pods(client: &Client) -> Vec<Pod> {
     pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
 }
 
-/// Since when the running build of the operator is installed, as the audit log writes times.
+/// Since when the chart is installed, as the audit log writes times.
+///
+/// # Panics
+/// When it is not.
 pub async fn installed_since(client: &Client) -> String {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), OPERATOR_NAMESPACE);
     let deployment = deployments.get(RELEASE).await.expect("the operator's Deployment");
-    let revision =
-        deployment.metadata.annotations.and_then(|all| all.get("deployment.kubernetes.io/revision").cloned());
-    let sets: Api<ReplicaSet> = Api::namespaced(client.clone(), OPERATOR_NAMESPACE);
-    let sets = sets.list(&ListParams::default()).await.expect("the ReplicaSets").items;
-    let current = sets.into_iter().find(|set| {
-        let annotations = set.metadata.annotations.as_ref();
-        annotations.and_then(|all| all.get("deployment.kubernetes.io/revision")) == revision.as_ref()
-    });
-    let created = current.and_then(|set| set.metadata.creation_timestamp).expect("the current ReplicaSet");
-    created.0.to_string()
+    deployment.metadata.creation_timestamp.expect("a time").0.to_string()
 }
 
 /// The end of the operator's log, from all its pods.

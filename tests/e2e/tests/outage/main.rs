@@ -1,10 +1,10 @@
-//! What goes away while a turn runs: the operator, killed, replaced or uninstalled, and the worker. In a binary of its
+//! What goes away while a turn runs: the operator, killed or replaced, the API server, and the worker. In a binary of its
 //! own, because every run on the cluster waits while there is no operator.
 
 use e2e_tests::{
     RunView, ScriptedProvider, cluster, collector,
     collector::{seen, seen_event},
-    commands::{cluster_dir, helm, kubectl},
+    commands::{cluster_dir, kubectl},
     in_namespace,
     namespace::PATIENCE,
     run,
@@ -114,49 +114,6 @@ async fn a_rolling_update_disturbs_no_turn() {
         let run = ns.stopped("steady").await;
         assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "not disturbed".into()));
         assert_eq!(collector.of_kind("prompt").len(), 1);
-    })
-    .await;
-}
-
-/// C7.
-#[tokio::test]
-async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof() {
-    let _alone = OPERATOR.lock().await;
-    in_namespace("uninstalled", async |ns| {
-        let collector = collector();
-        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
-        ns.create(&run("steady", "!gate installed\n!say still here")).await;
-        ns.create(&run("ending", "!gate uninstalled\n!say nobody was listening")).await;
-        let deleted = ns.create(&run("deleted", "!stamp 100\n!hang")).await;
-        for gate in ["installed", "uninstalled"] {
-            seen_event(&collector, PATIENCE, "gate", gate).await;
-        }
-        for name in ["steady", "ending", "deleted"] {
-            ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
-        }
-
-        helm(&["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
-        ns.kubectl(&["delete", "subagentrun", "deleted", "--wait=false"]);
-        collector.open_gate("uninstalled");
-        // The outage itself is what is tested here.
-        tokio::time::sleep(OUTAGE).await;
-        let waiting = ns.run("deleted").await;
-        assert!(waiting.metadata.deletion_timestamp.is_some(), "c50: it stays until it is proven stopped");
-        assert_eq!(ns.run("ending").await.phase(), Some(Phase::Running), "nobody could store its end");
-
-        cluster::install(&ns.client).await;
-        let gone_ms = ns.gone::<SubagentRun>("deleted", &deleted.uid().unwrap_or_default(), TAKEOVER).await;
-        let last = collector.of_kind("stamp").iter().map(|stamp| stamp.time_ms).max().expect("stamps");
-        assert!(last <= gone_ms, "S1: a stamp {} ms after the run was gone", last.saturating_sub(gone_ms));
-        let ending = ns.until("ending", "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
-        assert_eq!(
-            (ending.end(), ending.text()),
-            (end("Completed", "Completed", "Completed"), "nobody was listening".into())
-        );
-        collector.open_gate("installed");
-        let steady = ns.stopped("steady").await;
-        assert_eq!((steady.end(), steady.text()), (end("Completed", "Completed", "Completed"), "still here".into()));
-        assert_eq!(collector.of_kind("prompt").len(), 3, "no prompt was sent twice");
     })
     .await;
 }

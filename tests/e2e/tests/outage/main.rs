@@ -226,8 +226,11 @@ async fn turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwar
     .await;
 }
 
-/// A process that is held, until this is dropped.
-struct Paused(i32);
+/// A process that is held, until this is dropped; should these tests be killed, a minute at most.
+struct Paused {
+    process: i32,
+    releasing: std::process::Child,
+}
 
 impl Paused {
     /// Holds the local cluster's API server: its connections stay open and nothing answers.
@@ -239,14 +242,20 @@ impl Paused {
             arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
         });
         assert_eq!(found.len(), 1, "API servers with {argument}");
-        signal(found[0], "STOP");
-        Self(found[0])
+        let process = found[0];
+        let release = format!("sleep 60; kill -CONT {process}");
+        let releasing = std::process::Command::new("sh").args(["-c", &release]).spawn().expect("sh");
+        signal(process, "STOP");
+        Self { process, releasing }
     }
 }
 
 impl Drop for Paused {
     fn drop(&mut self) {
-        signal(self.0, "CONT");
+        signal(self.process, "CONT");
+        // Its sleep ends by itself.
+        let _ = self.releasing.kill();
+        let _ = self.releasing.wait();
     }
 }
 

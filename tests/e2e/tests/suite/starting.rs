@@ -92,8 +92,8 @@ async fn n5_an_agent_that_hangs_ends_at_the_start_deadline_and_the_stage_is_name
     in_namespace("hang", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address()).env(variable, "hang")).await;
-        let run = ns.finish(&run_with("hanging", json!({"startDeadlineSeconds": 15}))).await;
-        assert_start_failed(&ns, &run, "StartDeadlineExceeded", &[stage, "15 s"]).await;
+        let run = ns.finish(&run_with("hanging", json!({"startDeadlineSeconds": 25}))).await;
+        assert_start_failed(&ns, &run, "StartDeadlineExceeded", &[stage, "25 s"]).await;
         assert!(collector.of_kind("prompt").is_empty());
     })
     .await;

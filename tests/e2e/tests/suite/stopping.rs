@@ -69,8 +69,8 @@ fn assert_whole_ladder(collector: &Arc<Collector>) {
         let step = steps.iter().find(|step| step.kind == kind).unwrap_or_else(|| panic!("no {kind} in {steps:?}"));
         first.push(step.time_ms);
     }
-    // Timers of a busy machine are late, never early; the agent's clock is read after its scheduling.
-    assert!(first[1] >= first[0] + 800 && first[2] >= first[1] + 800, "{first:?}");
+    // Half of each grace of one second: on a busy machine the agent may notice a step late, and the next one in time.
+    assert!(first[1] >= first[0] + 500 && first[2] >= first[1] + 500, "{first:?}");
 }
 
 #[rstest]

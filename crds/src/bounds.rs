@@ -22,9 +22,7 @@ pub const DIAGNOSTIC: usize = 4096;
 pub const ANCESTORS: usize = 64;
 /// Attempts kept in full in `status.attempts`.
 pub const ATTEMPTS: usize = 8;
-/// Largest result that is kept inline in status, in bytes.
-pub const INLINE_RESULT: usize = 16 * 1024;
-/// Default limit of a result, in bytes.
-pub const RESULT: i64 = 4 * 1024 * 1024;
+/// Largest result that is kept inline in status, in bytes, and so far the largest result at all.
+pub const INLINE_RESULT: i64 = 16 * 1024;
 /// Longest time any field in seconds can say: ten years, far from any overflow.
 pub const SECONDS: i64 = 315_360_000;

@@ -79,18 +79,21 @@ pub struct SubagentRunSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::parameters")]
     pub parameters: Option<BTreeMap<String, String>>,
-    /// agentOptions override the provider's settings; each needs a capability of the provider. Immutable.
+    /// agentOptions override the provider's settings; each needs a capability of the provider, which none has in this
+    /// version. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_options: Option<AgentOptions>,
     /// persona replaces the agent's deployment persona, literally. Presence counts, also when it is empty. Needs the
-    /// provider's Persona capability. At most 16 KiB. Immutable.
+    /// provider's Persona capability, which none has in this version. At most 16 KiB. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16384))]
     pub persona: Option<String>,
-    /// toolFilter limits the agent's tools. Presence counts. Needs the provider's ToolFilter capability. Immutable.
+    /// toolFilter limits the agent's tools. Presence counts. Needs the provider's ToolFilter capability, which none has in
+    /// this version. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_filter: Option<ToolFilter>,
-    /// outputSchema asks for a structured result. Needs the provider's OutputSchema capability. A subset of JSON Schema.
+    /// outputSchema asks for a structured result. Needs the provider's OutputSchema capability, which none has in this
+    /// version. A subset of JSON Schema.
     /// Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::opaque_object")]
@@ -111,7 +114,8 @@ pub struct SubagentRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub idle_deadline_seconds: Option<i64>,
-    /// interruptionPolicy says what happens when an attempt is lost after its turn began. Default: the provider's, else Fail. Immutable.
+    /// interruptionPolicy says what happens when an attempt is lost after its turn began. Only Fail is available in this
+    /// version. Default: the provider's, else Fail. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interruption_policy: Option<InterruptionPolicy>,
     /// maxAttempts is the most worker pods the run may use. Default: the provider's, else 3. Immutable.

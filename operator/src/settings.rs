@@ -29,7 +29,7 @@ pub struct Settings {
     #[arg(long, env = "SUBAGENT_POD_TTL_SECONDS", default_value_t = 300)]
     pub pod_ttl_seconds: i64,
     /// Largest result of a run in bytes.
-    #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::RESULT)]
+    #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::INLINE_RESULT)]
     pub max_result_bytes: i64,
     /// Name of the Lease of the leader election.
     #[arg(long, env = "SUBAGENT_LEASE_NAME", default_value = "subagent-operator")]

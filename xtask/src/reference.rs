@@ -64,6 +64,14 @@ fn rows(schema: &Value, path: &str, out: &mut String, messages: &mut Vec<String>
     }
 }
 
+/// A bound as people write it: the schema's types make every bound of a number a float.
+fn whole(bound: &Value) -> String {
+    match bound.as_f64() {
+        Some(number) if number.fract() == 0.0 => format!("{number:.0}"),
+        _ => bound.to_string(),
+    }
+}
+
 fn type_of(schema: &Value) -> String {
     let bounds: Vec<String> = [
         ("minimum", "from"),
@@ -75,7 +83,7 @@ fn type_of(schema: &Value) -> String {
         ("maxProperties", "at most"),
     ]
     .iter()
-    .filter_map(|(key, word)| schema.get(key).map(|bound| format!("{word} {bound}")))
+    .filter_map(|(key, word)| schema.get(key).map(|bound| format!("{word} {}", whole(bound))))
     .collect();
     let words: Vec<&str> = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let base = match schema["type"].as_str() {

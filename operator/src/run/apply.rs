@@ -15,9 +15,9 @@ use crate::{
 };
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
-    Api, ResourceExt,
+    Api, Resource, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions},
-    core::{ApiResource, Status},
+    core::{Request, Status},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -229,10 +229,28 @@ pub(crate) async fn create_with(
         Ok(object) => object,
         Err(source) => return Err(WriteError::Call { what, source: Box::new(kube::Error::SerdeError(source)) }),
     };
-    let resource = ApiResource::erase::<Pod>(&());
-    let pods: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
     let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..params.clone() };
-    api::write(what, pods.create(&params, &object)).await
+    let request = create_request(namespace, &params, &object);
+    api::write(what, async { context.client.request(request?).await }).await
+}
+
+/// A dry run asks for strict validation, which the typed client cannot: a misspelt field of a template would be dropped
+/// in silence otherwise. The real create takes what a newer or an older API server does not know.
+fn create_request(
+    namespace: &str,
+    params: &PostParams,
+    object: &DynamicObject,
+) -> Result<http::Request<Vec<u8>>, kube::Error> {
+    let pods = Pod::url_path(&(), Some(namespace));
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let mut request = Request::new(pods).create(params, body).map_err(kube::Error::BuildRequest)?;
+    if params.dry_run {
+        let uri = format!("{}&fieldValidation=Strict", request.uri());
+        *request.uri_mut() = uri.parse().map_err(|error: http::uri::InvalidUri| {
+            kube::Error::BuildRequest(kube::core::request::Error::BuildRequest(error.into()))
+        })?;
+    }
+    Ok(request)
 }
 
 /// Why the API server refused a pod.

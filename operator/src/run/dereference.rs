@@ -9,7 +9,7 @@ use crate::{
     context::Context,
     pod::observe::Node,
 };
-use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
 use kube::{Api, Client};
 use std::time::Duration;
 use subagent_crds::{SubagentProvider, SubagentRun, names, run::ParentKind};
@@ -60,6 +60,9 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
             world.node = node(client, world.pod.as_ref()).await?;
         }
         world.graces = graces(world.pod.as_ref());
+        if status.pod_uid.is_some() && plan::current_report(&status).is_none() {
+            world.missing_prompt = missing_prompt(client, &namespace, &world.run).await?;
+        }
         // The pod was read after the run. What its worker stored before it ended must be seen with its end.
         let runs: Api<SubagentRun> = Api::namespaced(client.clone(), &namespace);
         if pod_has_ended(world.pod.as_ref())
@@ -88,6 +91,21 @@ async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<P
         Err(error) if error.is_undecodable() => Ok(Parent::Undecodable(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+/// Why the prompt cannot be mounted. The kubelet says it in Events only, and a pod that waits for a volume looks like one
+/// that is starting.
+async fn missing_prompt(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Option<String>, ReadError> {
+    let reference = run.spec.prompt.as_ref().and_then(|prompt| prompt.config_map_key_ref.as_ref());
+    let Some(reference) = reference else { return Ok(None) };
+    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let named = format!("ConfigMap {}, named in spec.prompt.configMapKeyRef,", reference.name);
+    let Some(found) = api::get(&config_maps, &reference.name).await? else {
+        return Ok(Some(format!("{named} does not exist in this namespace; create it")));
+    };
+    let has_key = found.data.is_some_and(|data| data.contains_key(&reference.key))
+        || found.binary_data.is_some_and(|data| data.contains_key(&reference.key));
+    Ok((!has_key).then(|| format!("{named} has no key {}; add it", reference.key)))
 }
 
 async fn node(client: &Client, pod: Option<&Pod>) -> Result<Node, ReadError> {

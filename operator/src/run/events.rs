@@ -61,7 +61,7 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
         let refused = new.permissions.map_or(0, |permissions| permissions.rejected);
         if refused > 0 && new.phase == Some(Phase::Completed) {
             let text = format!(
-                "{refused} permission requests of the agent were rejected; set spec.transport.acp.permission.mode: Allow on the SubagentProvider to allow them"
+                "permission requests of the agent that were rejected: {refused}; set spec.transport.acp.permission.mode: Allow on the SubagentProvider to allow them"
             );
             note(true, "PermissionsRejected", text, false);
         }

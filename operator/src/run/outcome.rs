@@ -2,7 +2,7 @@
 
 use super::{plan::current_report, validate::Refusal};
 use crate::pod::observe::Ended;
-use subagent_crds::{Phase, Reason, SubagentRunStatus, run_status::Stopping};
+use subagent_crds::{Phase, Reason, SubagentRunStatus, conditions, run_status::Stopping};
 
 /// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,5 +106,20 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
         _ => Outcome::of(Reason::AgentProtocolError, format!("unknown end: {} {}", last.stop_reason, last.reason)),
     };
     let diagnostic = if outcome.phase == Phase::Completed { None } else { last.diagnostic.clone() };
-    Outcome { diagnostic, ..outcome }
+    let message = match &diagnostic {
+        Some(facts) if outcome.phase == Phase::Failed && said == Some(outcome.reason) => {
+            with_facts(outcome.reason, facts)
+        }
+        _ => outcome.message,
+    };
+    Outcome { diagnostic, message, ..outcome }
+}
+
+/// What the reason means, what was seen, and what to do. The whole diagnostic stands beside it in the status.
+fn with_facts(reason: Reason, diagnostic: &str) -> String {
+    /// Leaves room for meaning and remedy in what a table can show.
+    const MAX: usize = 256;
+    let facts = reason.facts();
+    let seen = conditions::cut(diagnostic.lines().next().unwrap_or_default().trim_end_matches('.'), MAX);
+    format!("{} Seen: {seen}. {}", facts.meaning, facts.remedy)
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     naming,
     pod::{
-        Observed,
+        Observed, StartProblem,
         observe::{Ended, Node},
     },
 };
@@ -44,6 +44,8 @@ pub struct World {
     pub parent: Parent,
     /// The pod under the name of the current attempt, whoever owns it.
     pub pod: Option<Pod>,
+    /// Why the prompt's ConfigMap cannot be mounted; read while the worker has not reported.
+    pub missing_prompt: Option<String>,
     /// The pod's node.
     pub node: Node,
     /// Sum of the graces of the stop ladder.
@@ -60,6 +62,7 @@ impl World {
             provider: Provider::Missing,
             parent: Parent::NotAsked,
             pod: None,
+            missing_prompt: None,
             node: Node::Present,
             graces: Duration::ZERO,
             pod_ttl,
@@ -156,7 +159,16 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
 fn during(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
     let run = &world.run;
     let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
-    let observed = ours.map(|pod| crate::pod::observe::observe(pod, world.node, released(run, pod)));
+    let observed = ours.map(|pod| {
+        let mut observed = crate::pod::observe::observe(pod, world.node, released(run, pod));
+        if let (None, None, Some(message), false) =
+            (&observed.problem, &observed.ended, &world.missing_prompt, observed.deleting)
+        {
+            let message = message.clone();
+            observed.problem = Some(StartProblem { reason: Reason::MissingReference, message, is_final: false });
+        }
+        observed
+    });
     let report = current_report(old);
     let final_ = report.and_then(|report| report.final_.as_ref());
 

@@ -454,6 +454,22 @@ fn a_start_deadline_names_the_stage_and_rolls_back_before_it_settles() {
     assert!(ended.message.unwrap().contains("Initialize"));
 }
 
+/// N1: a prompt that cannot be mounted is said at once and named at the deadline; it may still appear.
+#[test]
+fn n1_a_missing_prompt_has_its_own_reason() {
+    let creating = json!({"waiting": {"reason": "PodInitializing"}});
+    let mut world = world(run(with_pod()), Some(pod(creating, json!({}))));
+    world.missing_prompt = Some("ConfigMap prompts does not exist".into());
+    assert!(matches!(settle(&mut world, at(5)), Step::Wait(Some(_))));
+    let shown = world.run.status.clone().unwrap();
+    assert_eq!((shown.phase, shown.reason.as_deref()), (Some(Phase::Starting), Some("MissingReference")));
+    let recorded = status(next(&world, at(600)));
+    assert_eq!(recorded.stopping.as_ref().unwrap().reason, "MissingReference");
+    world.missing_prompt = None;
+    settle(&mut world, at(6));
+    assert_eq!(world.run.status.unwrap().reason, None);
+}
+
 #[test]
 fn n6_a_final_starting_problem_ends_in_seconds() {
     let waiting = json!({"waiting": {"reason": "CreateContainerConfigError", "message": "container has runAsNonRoot and image will run as root"}});

@@ -220,7 +220,7 @@ fn capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Ve
             return Err(refuse(
                 Reason::UnsupportedCapability,
                 format!(
-                    "SubagentProvider {} has no capability {capability}, which {field} asks for; leave {field} out or choose another provider",
+                    "SubagentProvider {} has no capability {capability}, which {field} asks for; leave {field} out, or choose a provider whose status.capabilities lists it",
                     spec.provider_ref.name
                 ),
             ));

@@ -62,16 +62,16 @@ fn the_values_reach_the_operator() {
     expect("SUBAGENT_WORKER_IMAGE", "localhost/subagent-worker:dev");
     expect("SUBAGENT_WATCH_NAMESPACES", "");
     expect("SUBAGENT_POD_TTL_SECONDS", "300");
-    expect("SUBAGENT_MAX_RESULT_BYTES", "4194304");
+    expect("SUBAGENT_MAX_RESULT_BYTES", "16384");
     expect("SUBAGENT_LEASE_NAME", "subagent-operator");
     expect("SUBAGENT_ROOT_SECRET", "subagent-operator-gateway-root");
     expect("SUBAGENT_LOG", "info");
     expect("SUBAGENT_LOG_FORMAT", "text");
-    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=65536,logLevel=debug,logFormat=json,workerImage.tag=v1";
+    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=4096,logLevel=debug,logFormat=json,workerImage.tag=v1";
     let changed = environment(&render("subagents-system", &["--set", set]));
     let differing: Vec<_> =
         changed.iter().filter(|entry| !defaults.contains(entry)).map(|(_, value)| value.as_str()).collect();
-    assert_eq!(differing, ["localhost/subagent-worker:v1", "one,two", "7", "65536", "debug", "json"]);
+    assert_eq!(differing, ["localhost/subagent-worker:v1", "one,two", "7", "4096", "debug", "json"]);
 }
 
 #[test]

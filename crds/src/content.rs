@@ -96,7 +96,7 @@ impl Prompt {
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapKeyRef {
     /// name of the ConfigMap.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
     /// key in its data.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]

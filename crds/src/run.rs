@@ -142,7 +142,7 @@ pub struct SubagentRunSpec {
 #[serde(rename_all = "camelCase")]
 pub struct ProviderRef {
     /// name of the SubagentProvider.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
 }
 
@@ -163,7 +163,7 @@ pub struct ParentRef {
     /// kind of the parent.
     pub kind: ParentKind,
     /// name of the parent, in the same namespace.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
     /// uid of the parent, as a precondition: another object of that name is refused.
     #[serde(skip_serializing_if = "Option::is_none")]

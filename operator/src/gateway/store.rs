@@ -16,7 +16,7 @@ use crate::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Resource,
-    api::{Patch, PatchParams},
+    api::PatchParams,
     runtime::events::{Event, EventType},
 };
 use serde_json::{Value, json};
@@ -127,7 +127,7 @@ impl Gateway {
         let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
         // Force, because a field may be shared: a controller archives the log of a worker that could not.
         let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
-        let patch = Patch::Apply(body(&place.run_name, &fields));
+        let patch = api::apply_body(&body(&place.run_name, &fields));
         let what = format!("status of {}/{}", place.namespace, place.run_name);
         match api::write(what.as_str(), runs.patch_status(&place.run_name, &params, &patch)).await {
             Ok(run) => {

@@ -237,7 +237,12 @@ fn evicted(pod: &Pod) -> Option<String> {
 
 fn failed_init(pod: &Pod) -> Option<(&str, i32)> {
     let inits = pod.status.as_ref()?.init_container_statuses.as_ref()?;
-    inits.iter().find_map(|init| {
+    // A native sidecar is started again by the kubelet: its end is not the pod's.
+    let is_sidecar = |name: &str| {
+        let specs = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        specs.into_iter().any(|spec| spec.name == name && spec.restart_policy.as_deref() == Some("Always"))
+    };
+    inits.iter().filter(|init| !is_sidecar(&init.name)).find_map(|init| {
         let terminated = state(init)?.terminated.as_ref()?;
         (terminated.exit_code != 0).then_some((init.name.as_str(), terminated.exit_code))
     })
@@ -335,6 +340,16 @@ mod tests {
         let spec = json!({"nodeName": "n", "containers": [{"name": "agent"}, {"name": "side"}]});
         let observed = observe(&pod(spec, status, false), Node::Present, false);
         assert_eq!((observed.proof, observed.sidecar_lives), (None, true));
+    }
+
+    /// N7, c26: the kubelet starts a native sidecar again; a turn goes on meanwhile.
+    #[test]
+    fn n7_a_native_sidecar_that_restarts_ends_nothing() {
+        let spec = json!({"nodeName": "n", "initContainers": [{"name": "side", "restartPolicy": "Always"}], "containers": [{"name": "agent"}]});
+        let mut status = agent(json!({"running": {}}));
+        status["initContainerStatuses"] = json!([{"name": "side", "image": "", "imageID": "", "ready": false, "restartCount": 1, "state": {"terminated": {"exitCode": 7}}}]);
+        let observed = observe(&pod(spec, status, false), Node::Present, false);
+        assert_eq!((observed.ended, observed.proof), (None, None));
     }
 
     #[test]

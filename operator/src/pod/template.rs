@@ -55,6 +55,13 @@ pub fn check(template: &Value) -> Result<(), TemplateError> {
     if spec.get("restartPolicy").is_some_and(|policy| policy != "Never") {
         return error(".spec.restartPolicy", "only Never is possible: a restarted agent would run twice", "remove it");
     }
+    if spec.get("activeDeadlineSeconds").is_some() {
+        return error(
+            ".spec.activeDeadlineSeconds",
+            "the kubelet would kill the agent behind the worker's back",
+            "remove it and set activeDeadlineSeconds on the run or in runDefaults",
+        );
+    }
     let Some(agent) = agent(template) else {
         return error(".spec.containers", "no container is named \"agent\"", "name the agent's container agent");
     };
@@ -136,6 +143,7 @@ mod tests {
     #[case::probe("/spec/containers/0/livenessProbe", json!({}), "containers[agent].livenessProbe")]
     #[case::mount("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/subagents/x/"}]), "volumeMounts[/subagents/x]")]
     #[case::mount_itself("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/subagents"}]), "volumeMounts[/subagents]")]
+    #[case::deadline("/spec/activeDeadlineSeconds", json!(5), "spec.template.spec.activeDeadlineSeconds")]
     #[case::label("/metadata", json!({"labels": {"subagents.dev/run": "x"}}), "metadata.labels[subagents.dev/run]")]
     #[case::annotation("/metadata", json!({"annotations": {"subagents.dev/x": "x"}}), "metadata.annotations[subagents.dev/x]")]
     #[case::no_command("/spec/containers/0/command", json!([]), "containers[agent].command")]

@@ -15,7 +15,7 @@ use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Resource, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    api::{PatchParams, PostParams},
     runtime::{
         Controller,
         controller::{Action, Config},
@@ -157,7 +157,8 @@ async fn write_status(
         "status": status,
     });
     let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-    api::write(format!("status of provider {name}"), providers.patch_status(&name, &params, &Patch::Apply(&body))).await
+    api::write(format!("status of provider {name}"), providers.patch_status(&name, &params, &api::apply_body(&body)))
+        .await
 }
 
 async fn publish(context: &Context, provider: &SubagentProvider, new: &SubagentProviderStatus) {

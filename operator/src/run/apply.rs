@@ -95,15 +95,20 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
         }
         Step::ReleasePod => {
             if let Some(pod) = &world.pod {
-                let finalizers = without(pod.metadata.finalizers.clone(), names::POD_FINALIZER);
-                match write_finalizers(&pods, pod, &finalizers).await {
-                    Ok(_) | Err(WriteError::Gone(_)) => {}
-                    Err(error) => return Err(error.into()),
-                }
+                release_pod(&pods, pod).await?;
             }
             Ok(Applied::Changed)
         }
     }
+}
+
+/// Takes our finalizer off a pod whose end is known.
+///
+/// # Errors
+/// [`WriteError`], unless the pod is gone already.
+pub(super) async fn release_pod(pods: &Api<Pod>, pod: &Pod) -> Result<(), WriteError> {
+    let finalizers = without(pod.metadata.finalizers.clone(), names::POD_FINALIZER);
+    ignore_gone(write_finalizers(pods, pod, &finalizers).await)
 }
 
 fn without(finalizers: Option<Vec<String>>, name: &str) -> Vec<String> {
@@ -140,7 +145,7 @@ pub async fn write_status(
     });
     let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
     let name = run.name_any();
-    api::write(format!("status of run {name}"), runs.patch_status(&name, &params, &Patch::Apply(&body))).await
+    api::write(format!("status of run {name}"), runs.patch_status(&name, &params, &api::apply_body(&body))).await
 }
 
 async fn write_finalizers<K>(api: &Api<K>, object: &K, finalizers: &[String]) -> Result<K, WriteError>

@@ -2,7 +2,7 @@
 
 use super::{
     apply::{self, Applied, Error},
-    dereference, events, plan,
+    dereference, events, orphans, plan,
 };
 use crate::{
     api::WriteError,
@@ -122,6 +122,7 @@ async fn reconcile(run: Arc<SubagentRun>, context: Arc<Context>) -> Result<Actio
 async fn steps(run: &SubagentRun, context: &Context) -> Result<Action, Error> {
     let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
     let Some(mut world) = dereference::read(context, &namespace, &name).await? else {
+        orphans::clean(context, &namespace, &name).await?;
         return Ok(Action::await_change());
     };
     for _ in 0..MAX_STEPS {

@@ -8,6 +8,7 @@ pub mod apply;
 pub mod controller;
 pub mod dereference;
 pub mod events;
+pub mod orphans;
 pub mod outcome;
 pub mod plan;
 pub mod status;

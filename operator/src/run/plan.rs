@@ -17,7 +17,7 @@ use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use std::time::Duration;
 use subagent_crds::{
     Reason, SubagentRun, SubagentRunStatus, conditions, names,
-    report::Report,
+    report::{Final, Report},
     run_status::{Effective, Stopping},
 };
 
@@ -104,6 +104,10 @@ pub fn next(world: &World, now: Timestamp) -> Step {
     }
     if status.attempt.is_none() {
         return before_acceptance(world, &status, now);
+    }
+    if !deleting && !has_finalizer(run) {
+        // Somebody took it off by hand; without it the run could go before its pod.
+        return Step::AddFinalizer;
     }
     during(world, &status, now)
 }
@@ -259,7 +263,10 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
 /// no fault of the agent starts again, within the start deadline (design section 6, interruption).
 fn starts_again(world: &World, old: &SubagentRunStatus, ended: &Ended, now: Timestamp) -> bool {
     let report = current_report(old);
-    let turn_began = report.is_some_and(|report| !report.turns.is_empty() || report.final_.is_some());
+    // A worker that got SIGTERM before its turn says so in a final report; that is a disruption as well.
+    let ended_itself = |last: &Final| last.reason != Reason::PodDeleted.as_str();
+    let turn_began =
+        report.is_some_and(|report| !report.turns.is_empty() || report.final_.as_ref().is_some_and(ended_itself));
     let disrupted = [Reason::Evicted, Reason::NodeLost, Reason::PodDeleted].contains(&ended.reason);
     let crashes =
         old.attempts.iter().filter(|attempt| attempt.reason.as_deref() == Some(Reason::WorkerLost.as_str())).count();
@@ -412,8 +419,13 @@ fn ttl(status: &SubagentRunStatus) -> Option<Timestamp> {
     Some(finished + Duration::from_secs(seconds.unsigned_abs()))
 }
 
-/// Ownership is matched by UID, never by name or label alone.
+/// Ownership is matched by UID, never by name or label alone. A pod whose UID is stored stays ours when somebody takes its
+/// owner away (`--cascade=orphan` does): it is still what must be proven stopped.
 pub fn owned_by(pod: &Pod, run: &SubagentRun) -> bool {
+    let stored = run.status.as_ref().and_then(|status| status.pod_uid.as_ref());
+    if stored.is_some() && stored == pod.metadata.uid.as_ref() {
+        return true;
+    }
     let owners = pod.metadata.owner_references.iter().flatten();
     let uid = run.metadata.uid.as_deref();
     owners.into_iter().any(|owner| owner.controller == Some(true) && Some(owner.uid.as_str()) == uid)

@@ -561,6 +561,37 @@ fn r4_a_lost_attempt_ends_the_run_when_its_turn_began_or_it_is_late(
     assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
 }
 
+/// `--cascade=orphan`, or anyone who may patch pods: the owner is gone, the container runs on.
+#[test]
+fn c50_s8_a_pod_that_lost_its_owner_still_has_to_be_proven_stopped() {
+    let orphan = |state| pod(state, json!({"metadata": {"ownerReferences": null}}));
+    let stopping = json!({"metadata": {"deletionTimestamp": CREATED}});
+    let mut world =
+        world(run(merged(merged(with_pod(), report(json!({}))), stopping)), Some(orphan(json!({"running": {}}))));
+    assert_eq!(settle(&mut world, at(5)), Step::DeletePod);
+    world.pod = Some(orphan(json!({"terminated": {"exitCode": 0}})));
+    assert_eq!(settle(&mut world, at(9)), Step::ReleasePod);
+    assert_eq!(stopped(world.run.status.as_ref().unwrap()), Some(("True", "ContainersTerminated")));
+}
+
+#[test]
+fn s8_a_finalizer_that_was_taken_off_is_put_back_while_the_run_lives() {
+    let world = world(run(merged(with_pod(), json!({"metadata": {"finalizers": null}}))), Some(running()));
+    assert_eq!(next(&world, at(5)), Step::AddFinalizer);
+}
+
+#[test]
+fn r4_a_pod_deleted_gracefully_before_its_turn_starts_again() {
+    let last = json!({"status": {"report": {"podUID": "pod-uid", "attempt": 1, "seq": 1, "stage": "Initialize", "turnCount": 0,
+        "final": {"stopReason": "Error", "reason": "PodDeleted", "at": "2026-01-01T00:00:04Z"}}}});
+    let deleted = pod(json!({"terminated": {"exitCode": 0}}), json!({"metadata": {"deletionTimestamp": CREATED}}));
+    let mut world = world(run(merged(with_pod(), last)), Some(deleted));
+    assert_eq!(settle(&mut world, at(5)), Step::ReleasePod);
+    world.pod = None;
+    settle(&mut world, at(6));
+    assert_eq!(world.run.status.unwrap().attempt, Some(2));
+}
+
 #[test]
 fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
     let done = merged(with_pod(), json!({"status": {"phase": "Completed", "finishedAt": "2026-01-01T00:00:10Z"}}));

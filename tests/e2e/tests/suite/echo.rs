@@ -199,3 +199,20 @@ async fn t3_a_result_is_whole_or_refused_never_cut(#[case] size: usize, #[case] 
     })
     .await;
 }
+
+/// The API server reads what the operator applies as YAML, which has opinions about characters.
+#[tokio::test]
+async fn c28_t3_every_character_of_a_result_survives_its_way_into_status() {
+    in_namespace("odd", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let text = "a\u{7f}b \u{85} c\u{85}d \u{2028} e\u{2029}f \u{9b}31m \u{feff} \u{fffe} \u{1f389} ä";
+        let mut odd = run("odd", text);
+        odd.spec.description = "odd \u{7f} \u{85} words".into();
+        let run = ns.finish(&odd).await;
+        assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
+        assert_eq!(run.text(), format!("echo: {text}"));
+        let result = run.seen().result.expect("a result");
+        assert_eq!(result.sha256, format!("{:x}", Sha256::digest(format!("echo: {text}"))));
+    })
+    .await;
+}

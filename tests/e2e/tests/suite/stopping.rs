@@ -319,3 +319,33 @@ async fn s6_a_namespace_deleted_with_a_live_run_goes_away() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
+
+/// Deleting with `--cascade=orphan` takes the owner off the pod; the proof of stop is still asked of it. Where somebody
+/// takes even the run's finalizer off, the pod is stopped and released all the same, so that its namespace can go.
+#[rstest]
+#[case::orphaned(false)]
+#[case::without_finalizer(true)]
+#[tokio::test]
+async fn c50_s8_a_run_deleted_the_hard_way_leaves_no_agent_behind(#[case] without_finalizer: bool) {
+    in_namespace("hard-way", async |ns| {
+        let collector = collector();
+        ns.provider(&stubborn(&collector)).await;
+        let run = ns.create(&run("hard", STUBBORN)).await;
+        all_stamping(&collector).await;
+        let pod = ns.run("hard").await.seen().attempts[0].pod_name.clone();
+        let pod_uid = ns.run("hard").await.seen().pod_uid.expect("a pod");
+        if without_finalizer {
+            ns.kubectl(&["patch", "subagentrun/hard", "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
+            ns.kubectl(&["delete", "subagentrun/hard", "--wait=false"]);
+        } else {
+            ns.kubectl(&["delete", "subagentrun/hard", "--cascade=orphan", "--wait=false"]);
+        }
+        let gone = ns.gone::<SubagentRun>("hard", &run.uid().expect("a UID"), PATIENCE).await;
+        if !without_finalizer {
+            assert_silent_since(&collector, gone, Duration::from_secs(3)).await;
+        }
+        let released = ns.gone::<Pod>(&pod, &pod_uid, PATIENCE).await;
+        assert_silent_since(&collector, released, Duration::from_secs(3)).await;
+    })
+    .await;
+}

@@ -10,11 +10,15 @@ import (
 	"subagents.dev/localcluster/internal/apiclient"
 	"subagents.dev/localcluster/internal/cgroup"
 	"subagents.dev/localcluster/internal/node"
+	"subagents.dev/localcluster/internal/slot"
 	"subagents.dev/localcluster/internal/state"
 )
 
 // killDeadline is for the kernel to end every process of a PID namespace; it takes a second or two with many pods.
 const killDeadline = 30 * time.Second
+
+// releaseDeadline is for the last thread of an ended process to close its files; milliseconds, more on a busy machine.
+const releaseDeadline = 2 * time.Second
 
 // Down ends the cluster in dir and removes all that it left. Without a cluster it does nothing.
 func Down(dir state.Dir) error {
@@ -45,6 +49,7 @@ func remove(dir state.Dir, c *state.Cluster) error {
 	if err := kill(c); err != nil {
 		return err
 	}
+	slot.AwaitRelease(c.Slot, releaseDeadline)
 	if c.Mode == state.WithNode {
 		if err := errors.Join(node.Disconnect(c.Slot), cgroup.Remove(c.Slot.Cgroup())); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Claim is a slot that is held. File is the open socket that holds it: whoever has a copy of that descriptor holds
@@ -70,6 +71,20 @@ func lock(s Slot) (*Claim, error) {
 	}
 	return &Claim{Slot: s, File: f}, nil
 }
+
+// AwaitRelease waits until nobody holds s, at most for limit. A process that counts as ended may still have a thread that
+// closes its files, and with them the claim. If another cluster takes the slot at once, only limit is lost.
+func AwaitRelease(s Slot, limit time.Duration) {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(releasePoll) {
+		if c, err := lock(s); err == nil {
+			c.Release()
+			return
+		}
+	}
+}
+
+// releasePoll: closing files takes a few milliseconds.
+const releasePoll = 5 * time.Millisecond
 
 func linkIsFree(s Slot) bool {
 	_, err := net.InterfaceByName(s.Link())

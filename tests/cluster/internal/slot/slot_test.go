@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestSlotsShareNothing(t *testing.T) {
@@ -98,5 +99,23 @@ func TestRoutesOfTheMachineAreRespected(t *testing.T) {
 		if got := clashes(s, routes); got != want {
 			t.Errorf("slot %d clashes with %v: %v, want %v", s, routes, got, want)
 		}
+	}
+}
+
+func TestAwaitReleaseReturnsWithTheLastCopyAndGivesUpInTime(t *testing.T) {
+	c, err := take(func(Slot) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	AwaitRelease(c.Slot, 50*time.Millisecond)
+	if waited := time.Since(began); waited < 50*time.Millisecond {
+		t.Errorf("a held slot was waited for only %v", waited)
+	}
+	time.AfterFunc(50*time.Millisecond, c.Release)
+	began = time.Now()
+	AwaitRelease(c.Slot, time.Minute)
+	if waited := time.Since(began); waited > 30*time.Second {
+		t.Errorf("a freed slot was waited for %v", waited)
 	}
 }

@@ -75,6 +75,7 @@ fn samples(pattern: &str) -> (&'static str, &'static str) {
     match pattern {
         "^/.+" => ("/a", "aa"),
         r"^[-._a-zA-Z0-9]+$" => ("a", "a b"),
+        r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$" => ("a", "../a"),
         r"^[0-9]+(\.[0-9]+)?$" => ("1.5", "-1"),
         other => panic!("write samples for the pattern {other}"),
     }

@@ -15,7 +15,7 @@ use kube::{
     ResourceExt,
     runtime::{
         Controller,
-        controller::{Action, Config},
+        controller::{self, Action, Config},
         reflector::{ObjectRef, Store},
         watcher,
     },
@@ -53,8 +53,16 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
         })
         .watches_stream(providers, move |provider: SubagentProvider| waiting_for(&waiting, &provider))
         .graceful_shutdown_on(async move { shutdown.cancelled().await })
-        .run(reconcile, on_error, Arc::new(context))
-        .for_each(|_| futures::future::ready(()))
+        .run(reconcile, on_error, Arc::new(context.clone()))
+        .for_each(|result| {
+            // A pod woke the reconcile of a run that is in no cache.
+            if let Err(controller::Error::ObjectNotFound(run)) = result
+                && let Some(namespace) = run.namespace
+            {
+                tokio::spawn(orphans::clean_up(context.clone(), namespace, run.name));
+            }
+            futures::future::ready(())
+        })
         .await;
 }
 
@@ -122,7 +130,6 @@ async fn reconcile(run: Arc<SubagentRun>, context: Arc<Context>) -> Result<Actio
 async fn steps(run: &SubagentRun, context: &Context) -> Result<Action, Error> {
     let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
     let Some(mut world) = dereference::read(context, &namespace, &name).await? else {
-        orphans::clean(context, &namespace, &name).await?;
         return Ok(Action::await_change());
     };
     for _ in 0..MAX_STEPS {

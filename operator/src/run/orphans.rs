@@ -12,13 +12,31 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Preconditions},
 };
-use subagent_crds::names;
+use std::time::Duration;
+use subagent_crds::{SubagentRun, names};
 
-/// Stops and releases what is left of a run that does not exist.
-///
-/// # Errors
-/// When a call fails; the next reconcile lists again.
-pub async fn clean(context: &Context, namespace: &str, run: &str) -> Result<(), Error> {
+/// Tries in a row when calls fail. Every change of such a pod, and every start of the operator, begins anew.
+const TRIES: u32 = 5;
+/// Wait between two tries.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Stops and releases what is left of a run, if there is none of that name.
+pub async fn clean_up(context: Context, namespace: String, run: String) {
+    for _ in 0..TRIES {
+        match clean(&context, &namespace, &run).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(namespace, run, %error, "cleaning up after a run that is gone failed"),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn clean(context: &Context, namespace: &str, run: &str) -> Result<(), Error> {
+    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), namespace);
+    if api::get(&runs, run).await?.is_some() {
+        // The cache was older than the run; its own reconcile looks after the pods.
+        return Ok(());
+    }
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let labelled = ListParams::default().labels(&format!("{}={run}", names::RUN_LABEL));
     let found = api::write(format!("listing pods of {run}"), pods.list(&labelled)).await?;

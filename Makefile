@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -84,6 +84,9 @@ test-integration: ## The operator against a real API server without a node
 
 test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on that one)
 	@hack/test.sh e2e
+
+sabotage: ## That wrong code turns tests red: make sabotage [PATCH="name ..."] (all take a while)
+	@hack/sabotage.sh $(PATCH)
 
 ##@ Tidy up
 .PHONY: clean

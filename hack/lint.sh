@@ -25,20 +25,12 @@ shell_scripts() {
   git grep -lzE '^#!.*bash' -- hack .ci tests images | xargs -0 shellcheck -x -P SCRIPTDIR -S warning
 }
 
-# Each by itself: they change the same lines.
-sabotage_applies() {
-  local patch
-  for patch in tests/sabotage/*.patch; do
-    git apply --check "$patch" || return 1
-  done
-}
-
 check "generated files" cargo run --quiet --locked -p xtask -- generate --check
 check "rules that tests name" cargo run --quiet --locked -p xtask -- coverage-of-rules
 check "cargo fmt" cargo fmt --all --check
 check "cargo clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 RUSTDOCFLAGS="-D warnings" check "cargo doc" cargo doc --workspace --no-deps --locked --quiet
-check "sabotage patches apply" sabotage_applies
+check "sabotage patches" cargo run --quiet --locked -p xtask -- sabotage --check
 check "helm lint" "$ROOT/.cluster/bin/helm" lint --strict --quiet charts/subagent-operator
 check "shell scripts" shell_scripts
 for module in images/mkimage tests/cluster; do

@@ -6,7 +6,7 @@
 
 mod documents;
 mod names;
-mod sources;
+pub mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

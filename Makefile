@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage chaos
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -87,6 +87,9 @@ test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on th
 
 sabotage: ## That wrong code turns tests red: make sabotage [PATCH="name ..."] (all take a while)
 	@hack/sabotage.sh $(PATCH)
+
+chaos: ## Random kills on the local cluster: make chaos [SEED=1] [KILLS=200]
+	@SEED=$(SEED) KILLS=$(or $(KILLS),200) tests/e2e/run --test kills -- --nocapture
 
 ##@ Tidy up
 .PHONY: clean

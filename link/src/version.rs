@@ -14,6 +14,16 @@ pub fn choose_version(offered: &[u32]) -> Option<u32> {
 mod tests {
     use super::*;
 
+    /// C7: an upgrade and a rollback meet live pods. A version leaves this list only when no release that spoke it is
+    /// supported any more.
+    #[test]
+    fn c7_every_version_that_live_pods_may_speak_is_still_spoken() {
+        const RELEASED: &[u32] = &[1];
+        for version in RELEASED {
+            assert_eq!(choose_version(&[*version]), Some(*version), "workers of version {version} are cut off");
+        }
+    }
+
     #[test]
     fn the_newest_common_version_is_chosen() {
         assert_eq!(choose_version(&[7, 1]), Some(1));

@@ -6,7 +6,7 @@ use crate::{
     http::{self, Health},
     lease::LeaderElection,
     metrics::Metrics,
-    pki::{Pki, PkiSettings},
+    pki::{Distribution, Keeper, Pki, PkiSettings},
     provider, run,
     settings::Settings,
     watching::Scope,
@@ -25,6 +25,8 @@ use tokio_util::sync::CancellationToken;
 /// How long running reconciles may take to end after the signal. Within the pod's grace of 30 s, with room for the
 /// release of the lease.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Pause before an API server that did not answer at the start is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs the operator until `shutdown`.
 ///
@@ -37,18 +39,28 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
     let health = Health::new();
     let mut parts: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
 
+    // Before anything that needs the API server: the kubelet must see that this process lives and waits.
+    let gateway_ready = health.register("gateway");
+    let serving = http::serve(settings.http_address, health, metrics.clone(), shutdown.clone());
+    spawn(&mut parts, "health", async { serving.await.map_err(Into::into) });
+
     let pki_settings = PkiSettings {
         namespace: settings.pod_namespace.clone(),
         secret_name: settings.root_secret.clone(),
         names: settings.gateway_names(),
+        timing: settings.certificate_timing(),
     };
-    let (pki, keeper) = Pki::start(client.clone(), pki_settings).await.context("gateway certificates")?;
+    let (pki, keeper) = tokio::select! {
+        started = certificates(&client, &pki_settings) => started?,
+        ended = parts.join_next() => return Err(early(ended)),
+        () = shutdown.cancelled() => return Ok(()),
+    };
     spawn(&mut parts, "certificates", ok(keeper.run(shutdown.clone())));
     let listener = TcpListener::bind(settings.link_address).await.context("gateway address")?;
     let gateway_settings =
         GatewaySettings { namespaces: settings.namespaces(), max_result_bytes: settings.max_result_bytes };
     let (gateway_client, gateway_pki, gateway_metrics) = (client.clone(), pki.clone(), metrics.clone());
-    let (gateway_ready, gateway_shutdown) = (health.register("gateway"), shutdown.clone());
+    let gateway_shutdown = shutdown.clone();
     spawn(&mut parts, "gateway", async move {
         let ready = gateway_ready;
         gateway::serve(
@@ -63,8 +75,6 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         .await
         .map_err(Into::into)
     });
-    let serving = http::serve(settings.http_address, health, metrics.clone(), shutdown.clone());
-    spawn(&mut parts, "health", async { serving.await.map_err(Into::into) });
     let context = Context {
         client: client.clone(),
         settings: settings.clone(),
@@ -75,7 +85,9 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         metrics,
         roots: pki.roots(),
     };
-    spawn(&mut parts, "controllers", lead(context, shutdown.clone()));
+    let scopes = Scope::of(&context.settings.namespaces());
+    let distribution = Distribution::new(context.client.clone(), pki_settings, scopes, pki.roots());
+    spawn(&mut parts, "controllers", lead(context, distribution, shutdown.clone()));
 
     let Some(first) = parts.join_next().await else { return Ok(()) };
     let (part, result) = first.context("a part of the operator panicked")?;
@@ -92,6 +104,34 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
     bail!("{part} ended by itself");
 }
 
+/// Certificates, as soon as the API server gives them. A process that ended without one would be started again later and
+/// later by its kubelet, and be missing for minutes after an outage (pitfall C8).
+///
+/// # Errors
+/// When the root is damaged: waiting does not help.
+async fn certificates(client: &Client, settings: &PkiSettings) -> anyhow::Result<(Pki, Keeper)> {
+    loop {
+        match Pki::start(client.clone(), settings.clone()).await {
+            Ok(started) => return Ok(started),
+            Err(error) if error.may_pass() => {
+                tracing::warn!(%error, "gateway certificates not read; the API server is asked again");
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            Err(error) => return Err(error).context("gateway certificates"),
+        }
+    }
+}
+
+/// A part that ended while others had not begun.
+fn early(ended: Option<Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>>) -> anyhow::Error {
+    match ended {
+        Some(Ok((part, Err(error)))) => error.context(part),
+        Some(Ok((part, Ok(())))) => anyhow::anyhow!("{part} ended by itself"),
+        Some(Err(error)) => anyhow::Error::new(error).context("a part of the operator panicked"),
+        None => anyhow::anyhow!("no part of the operator runs"),
+    }
+}
+
 fn spawn(
     parts: &mut JoinSet<(&'static str, anyhow::Result<()>)>,
     name: &'static str,
@@ -106,7 +146,7 @@ async fn ok(part: impl Future<Output = ()>) -> anyhow::Result<()> {
 }
 
 /// Competes for leadership and runs the controllers while it lasts.
-async fn lead(context: Context, shutdown: CancellationToken) -> anyhow::Result<()> {
+async fn lead(context: Context, distribution: Distribution, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = &context.settings;
     let election =
         LeaderElection::new(context.client.clone(), &settings.pod_namespace, &settings.lease_name, &settings.pod_name);
@@ -123,7 +163,7 @@ async fn lead(context: Context, shutdown: CancellationToken) -> anyhow::Result<(
             );
         }
     });
-    let controllers = join_all(controllers);
+    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone())) };
     tokio::pin!(controllers);
     tokio::select! {
         () = leadership.lost() => bail!("leadership lost"),

@@ -37,6 +37,12 @@ pub struct Settings {
     /// Name of the Secret with the gateway's root certificate.
     #[arg(long, env = "SUBAGENT_ROOT_SECRET", default_value = "subagent-operator-gateway-root")]
     pub root_secret: String,
+    /// How often certificates are looked at, in seconds.
+    #[arg(long, env = "SUBAGENT_CERTIFICATE_LOOK_SECONDS", default_value_t = crate::pki::LOOK_SECONDS)]
+    pub certificate_look_seconds: u32,
+    /// How long every live worker pod must have carried a new root certificate before it signs, in seconds.
+    #[arg(long, env = "SUBAGENT_ROOT_CARRIED_SECONDS", default_value_t = crate::pki::CARRIED_SECONDS)]
+    pub root_carried_seconds: u32,
     /// Log filter, as in `info,subagent_operator=debug`.
     #[arg(long, env = "SUBAGENT_LOG", default_value = "info")]
     pub log: String,
@@ -59,6 +65,14 @@ impl Settings {
     /// Namespaces to watch; none means all.
     pub fn namespaces(&self) -> Vec<String> {
         self.watch_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect()
+    }
+
+    /// When the certificates' parts act.
+    pub fn certificate_timing(&self) -> crate::pki::Timing {
+        crate::pki::Timing {
+            look_every: Duration::from_secs(self.certificate_look_seconds.max(1).into()),
+            carried_for: Duration::from_secs(self.root_carried_seconds.into()),
+        }
     }
 
     /// Names the gateway's certificate is for: those of the Service, and the host of an explicit URL.

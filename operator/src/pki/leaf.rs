@@ -79,7 +79,7 @@ impl ResolvesServerCert for LeafResolver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::root::Roots;
+    use crate::pki::root::{Carried, Roots};
     use rstest::rstest;
     use rustls::{
         RootCertStore,
@@ -127,7 +127,8 @@ mod tests {
         let two = first.step(due).unwrap().unwrap();
         let bundle = two.bundle(due).unwrap();
         let promoted_at = due + SignedDuration::from_hours(24);
-        let promoted = two.step(promoted_at).unwrap().unwrap();
+        let carried = Roots { carried_since: Some(due), ..two.clone() };
+        let promoted = carried.after_look(Carried::Everywhere, promoted_at, SignedDuration::from_hours(24)).unwrap();
         for roots in [&two, &promoted] {
             let leaf = Leaf::issue(roots.signer(), &service_names("gw", "system"), promoted_at).unwrap();
             verify(&leaf, &bundle, "gw.system.svc", promoted_at).unwrap();

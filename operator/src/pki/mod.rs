@@ -1,13 +1,16 @@
 //! The gateway's certificates: a long-lived root in a Secret, short leaves in memory.
 //!
 //! Every replica signs its own leaf with the shared root and swaps it while it serves. Workers trust the *bundle* of
-//! roots that their pod carries as an annotation. A new root is in the bundle long before it signs, so a rotation never
-//! cuts a live worker off (design section 7).
+//! roots that their pod carries as an annotation, and read it anew each time they dial. A new root is made a year before
+//! the old one ends; the leader brings it to every live pod ([`Distribution`]), and only when all of them have carried it
+//! for a day does it sign. So a rotation never cuts a live worker off (design section 7).
 
+mod distribution;
 mod leaf;
 mod root;
 mod secret;
 
+pub use distribution::{Distribution, DistributionError};
 pub use leaf::{LEAF_VALIDITY, service_names};
 pub use root::{ROOT_VALIDITY, RootError};
 pub use secret::SecretError;
@@ -22,9 +25,31 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often a replica looks at the Secret and at its leaf's age. Far below the time a new root is published before it
-/// signs and below half a leaf's life; one small read each time.
-const LOOK_EVERY: Duration = Duration::from_secs(300);
+/// How often a replica looks at the Secret and at its leaf's age, and the leader at the live pods, in seconds: far below
+/// the wait before a new root signs and below half a leaf's life. One small read each time.
+pub const LOOK_SECONDS: u32 = 300;
+/// How long every live pod must have carried a new root before it signs, in seconds. A kubelet brings a changed annotation
+/// into the pod's volume within two minutes; a day also covers a node that is out of reach for hours. Nothing is gained
+/// by haste: the old root stays trusted to its end.
+pub const CARRIED_SECONDS: u32 = 24 * 3600;
+
+/// When the certificates' parts act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// See [`LOOK_SECONDS`].
+    pub look_every: Duration,
+    /// See [`CARRIED_SECONDS`].
+    pub carried_for: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            look_every: Duration::from_secs(LOOK_SECONDS.into()),
+            carried_for: Duration::from_secs(CARRIED_SECONDS.into()),
+        }
+    }
+}
 
 /// Where the root lives and which names a leaf carries.
 #[derive(Clone, Debug)]
@@ -35,6 +60,8 @@ pub struct PkiSettings {
     pub secret_name: String,
     /// DNS names or addresses of the leaf; see [`service_names`].
     pub names: Vec<String>,
+    /// When it acts.
+    pub timing: Timing,
 }
 
 /// Certificates of one replica.
@@ -49,6 +76,7 @@ pub struct Pki {
 pub struct Keeper {
     secret: RootSecret,
     names: Vec<String>,
+    look_every: Duration,
     roots: Roots,
     leaf: Leaf,
     bundle: watch::Sender<Arc<str>>,
@@ -66,6 +94,16 @@ pub enum PkiError {
     Root(#[from] RootError),
 }
 
+impl PkiError {
+    /// Whether the same may succeed later: anything but a root that cannot be used.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Secret(SecretError::Damaged(..)) | Self::Root(_) => false,
+            Self::Secret(_) => true,
+        }
+    }
+}
+
 impl Pki {
     /// Reads the root, creates it when there is none (replicas that race agree on one), and makes a leaf.
     /// [`Keeper::run`] must run as long as the gateway.
@@ -79,7 +117,8 @@ impl Pki {
         let leaf = Leaf::issue(roots.signer(), &settings.names, now)?;
         let resolver = Arc::new(LeafResolver::new(leaf.key.clone()));
         let (bundle, receiver) = watch::channel(Arc::from(roots.bundle(now)?));
-        let keeper = Keeper { secret, names: settings.names, roots, leaf, bundle, resolver: resolver.clone() };
+        let (names, look_every) = (settings.names, settings.timing.look_every);
+        let keeper = Keeper { secret, names, look_every, roots, leaf, bundle, resolver: resolver.clone() };
         Ok((Self { roots: receiver, resolver }, keeper))
     }
 
@@ -108,7 +147,7 @@ impl Pki {
 impl Keeper {
     /// Rotates root and leaf in time until `shutdown`. Failures are logged and tried again: there are months to do it.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        while shutdown.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+        while shutdown.run_until_cancelled(tokio::time::sleep(self.look_every)).await.is_some() {
             if let Err(error) = self.refresh(Timestamp::now()).await {
                 tracing::warn!(%error, "gateway certificates not refreshed");
             }

@@ -9,9 +9,6 @@ use time::OffsetDateTime;
 pub const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
 /// A next root is made when the current one has less than this left: a year of slack for an operator that is not running.
 const NEXT_BEFORE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// How long a root is published before it signs. Replicas look every five minutes, a kubelet refreshes annotations
-/// within two; a day also covers a kubelet or a controller that is down for hours.
-const PUBLISH_FIRST: SignedDuration = SignedDuration::from_hours(24);
 /// Certificates begin this much before now: nodes' clocks differ.
 pub(super) const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
 
@@ -74,6 +71,17 @@ pub(super) fn offset(time: Timestamp) -> Result<OffsetDateTime, RootError> {
     OffsetDateTime::from_unix_timestamp(time.as_second()).map_err(|error| RootError::Damaged(error.to_string()))
 }
 
+/// What a look at the live worker pods found: do their annotations hold every root of the bundle?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carried {
+    /// All of them did already.
+    Everywhere,
+    /// All of them do now; some were given it just now.
+    JustGiven,
+    /// Some do not, and could not be given it.
+    NotEverywhere,
+}
+
 /// The roots in use, as the Secret holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Roots {
@@ -81,13 +89,15 @@ pub(super) struct Roots {
     pub current: Root,
     /// Is published and signs later.
     pub next: Option<Root>,
+    /// Since when every live worker pod is known to carry `next`.
+    pub carried_since: Option<Timestamp>,
     /// Signed before; leaves of a replica that has not looked yet still hang on it. Its key is gone.
     pub previous: Option<String>,
 }
 
 impl Roots {
     pub fn first(now: Timestamp) -> Result<Self, RootError> {
-        Ok(Self { current: Root::generate(now)?, next: None, previous: None })
+        Ok(Self { current: Root::generate(now)?, next: None, carried_since: None, previous: None })
     }
 
     pub fn signer(&self) -> &Root {
@@ -109,18 +119,16 @@ impl Roots {
     }
 
     /// The roots as they must be at `now`, `None` when nothing has to change. One step at a time: each is stored and
-    /// seen by every replica before the next.
+    /// seen by every replica before the next. Whether a new root may sign is not decided here but by [`Self::after_look`],
+    /// with one exception: an expired signer helps nobody, then the next one signs at once.
     pub fn step(&self, now: Timestamp) -> Result<Option<Self>, RootError> {
         let (_, current_end) = validity(&self.current.certificate)?;
-        if let Some(next) = &self.next {
-            let made = validity(&next.certificate)?.0 + BACKDATE;
-            // An expired signer helps nobody: then the next one signs at once.
-            if now >= made + PUBLISH_FIRST || now >= current_end {
-                let previous = Some(self.current.certificate.clone());
-                return Ok(Some(Self { current: next.clone(), next: None, previous }));
+        match &self.next {
+            Some(next) if now >= current_end => return Ok(Some(self.promoted(next))),
+            None if now + NEXT_BEFORE > current_end => {
+                return Ok(Some(Self { next: Some(Root::generate(now)?), carried_since: None, ..self.clone() }));
             }
-        } else if now + NEXT_BEFORE > current_end {
-            return Ok(Some(Self { next: Some(Root::generate(now)?), ..self.clone() }));
+            _ => {}
         }
         if let Some(previous) = &self.previous
             && validity(previous)?.1 <= now
@@ -129,11 +137,47 @@ impl Roots {
         }
         Ok(None)
     }
+
+    /// The roots after a look at the live worker pods, `None` when nothing has to change. The next root signs once every
+    /// pod has carried it for `wait`, which is the kubelets' time to bring it into the pods' volumes: a worker that does
+    /// not trust the signer could never connect again. A pod that was found without it starts the wait anew.
+    pub fn after_look(&self, carried: Carried, now: Timestamp, wait: SignedDuration) -> Option<Self> {
+        let next = self.next.as_ref()?;
+        let carried_since = match (carried, self.carried_since) {
+            (Carried::Everywhere, Some(since)) if now >= since + wait => return Some(self.promoted(next)),
+            (Carried::Everywhere, Some(since)) => Some(since),
+            (Carried::Everywhere, None) | (Carried::JustGiven, _) => Some(now),
+            (Carried::NotEverywhere, _) => None,
+        };
+        (carried_since != self.carried_since).then(|| Self { carried_since, ..self.clone() })
+    }
+
+    /// The next root signs. The one before it stays trusted until it expires: replicas that have not looked yet show
+    /// leaves of it, and pods need not be touched again.
+    fn promoted(&self, next: &Root) -> Self {
+        Self {
+            current: next.clone(),
+            next: None,
+            carried_since: None,
+            previous: Some(self.current.certificate.clone()),
+        }
+    }
+}
+
+/// True when a pod's annotation holds every certificate of the bundle, in whatever order and with whatever else.
+pub(super) fn carries(annotation: &str, bundle: &str) -> bool {
+    const END: &str = "-----END CERTIFICATE-----";
+    bundle
+        .split_inclusive(END)
+        .map(str::trim)
+        .filter(|block| block.ends_with(END))
+        .all(|block| annotation.contains(block))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rstest::rstest;
 
     fn start() -> Timestamp {
         Timestamp::from_second(1_800_000_000).unwrap()
@@ -143,6 +187,9 @@ mod tests {
         SignedDuration::from_hours(count * 24)
     }
 
+    /// An hour: what every pod must have carried a root for.
+    const WAIT: SignedDuration = SignedDuration::from_hours(1);
+
     #[test]
     fn a_root_is_published_before_it_signs_and_trusted_after_it_signed() {
         let first = Roots::first(start()).unwrap();
@@ -150,16 +197,19 @@ mod tests {
         assert_eq!((begin, end), (start() - BACKDATE, start() + ROOT_VALIDITY));
         assert_eq!(first.step(start()).unwrap(), None);
         assert_eq!(first.step(end - days(366)).unwrap(), None, "more than a year is left");
+        assert_eq!(first.after_look(Carried::Everywhere, start(), WAIT), None, "there is nothing to wait for");
 
         let due = end - days(364);
         let two = first.step(due).unwrap().expect("a next root");
         assert_eq!(two.signer(), first.signer(), "the old root still signs");
         let next = two.next.clone().unwrap();
         assert!(two.bundle(due).unwrap().contains(next.certificate.trim_end()), "but the new one is already trusted");
-        assert_eq!(two.step(due + SignedDuration::from_hours(23)).unwrap(), None, "not published for long enough");
+        assert_eq!(two.step(due + days(300)).unwrap(), None, "time alone does not make it sign");
 
-        let promoted = two.step(due + days(1)).unwrap().expect("a promotion");
-        assert_eq!(promoted.signer(), &next);
+        let carried = two.after_look(Carried::Everywhere, due, WAIT).expect("the wait begins");
+        assert_eq!((carried.signer(), carried.carried_since), (first.signer(), Some(due)));
+        let promoted = carried.after_look(Carried::Everywhere, due + WAIT, WAIT).expect("a promotion");
+        assert_eq!((promoted.signer(), promoted.carried_since), (&next, None));
         let bundle = promoted.bundle(due + days(1)).unwrap();
         assert!(bundle.contains(first.current.certificate.trim_end()), "leaves of the old root are still trusted");
         assert_eq!(promoted.step(due + days(2)).unwrap(), None);
@@ -167,6 +217,57 @@ mod tests {
         let late = promoted.step(end).unwrap().expect("the expired root leaves");
         assert_eq!(late.previous, None);
         assert_eq!(late.bundle(end).unwrap().matches("BEGIN CERTIFICATE").count(), 1);
+    }
+
+    /// What one look leads to.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Then {
+        Nothing,
+        Since(i64),
+        Unknown,
+        Signs,
+    }
+
+    #[rstest]
+    #[case::found_everywhere(None, Carried::Everywhere, Then::Since(0))]
+    #[case::given_to_the_last_ones(None, Carried::JustGiven, Then::Since(0))]
+    #[case::one_pod_cannot_have_it(None, Carried::NotEverywhere, Then::Nothing)]
+    #[case::not_for_long_enough(Some(-59), Carried::Everywhere, Then::Nothing)]
+    #[case::for_long_enough(Some(-60), Carried::Everywhere, Then::Signs)]
+    #[case::for_longer(Some(-600), Carried::Everywhere, Then::Signs)]
+    #[case::a_pod_without_it_turned_up(Some(-60), Carried::JustGiven, Then::Since(0))]
+    #[case::a_pod_without_it_turned_up_and_stays_so(Some(-60), Carried::NotEverywhere, Then::Unknown)]
+    #[case::by_a_clock_that_is_ahead(Some(5), Carried::Everywhere, Then::Nothing)]
+    fn a_root_signs_only_when_every_live_pod_has_carried_it_for_an_hour(
+        #[case] since_minutes: Option<i64>,
+        #[case] carried: Carried,
+        #[case] expected: Then,
+    ) {
+        let now = start();
+        let at = |minutes| now + SignedDuration::from_mins(minutes);
+        let roots = Roots {
+            next: Some(Root::generate(now).unwrap()),
+            carried_since: since_minutes.map(at),
+            ..Roots::first(now).unwrap()
+        };
+        let then = match roots.after_look(carried, now, WAIT) {
+            None => Then::Nothing,
+            Some(new) if new.signer() != roots.signer() => Then::Signs,
+            Some(new) => {
+                new.carried_since.map_or(Then::Unknown, |since| Then::Since((since.as_second() - now.as_second()) / 60))
+            }
+        };
+        assert_eq!(then, expected);
+    }
+
+    #[test]
+    fn a_pod_carries_a_bundle_when_it_has_each_of_its_certificates() {
+        let (one, two) = (Root::generate(start()).unwrap().certificate, Root::generate(start()).unwrap().certificate);
+        let bundle = |parts: &[&str]| parts.iter().map(|part| format!("{}\n", part.trim_end())).collect::<String>();
+        let both = bundle(&[&one, &two]);
+        assert!(carries(&both, &both) && carries(&bundle(&[&two, &one]), &both), "the order does not matter");
+        assert!(carries(&both, &bundle(&[&two])), "an older root may stay");
+        assert!(!carries(&bundle(&[&one]), &both) && !carries("", &bundle(&[&one])));
     }
 
     #[test]

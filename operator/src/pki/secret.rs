@@ -12,6 +12,8 @@ const CURRENT_CERTIFICATE: &str = "current.crt";
 const CURRENT_KEY: &str = "current.key";
 const NEXT_CERTIFICATE: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
+/// Since when every live worker pod carries the next root, RFC 3339.
+const NEXT_CARRIED: &str = "next.carried-since";
 const PREVIOUS_CERTIFICATE: &str = "previous.crt";
 /// Longest single call: the client has no read timeout of its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,9 +53,8 @@ impl RootSecret {
     /// The roots as they must be now: read, created when there are none, stepped when it is time. Replicas agree:
     /// a create that comes second and an update of an older version fail, and the winner's content is read.
     pub async fn ensure(&self, now: Timestamp) -> Result<Roots, SecretError> {
-        let params = PostParams::default();
         for _ in 0..RACES {
-            let Some(secret) = self.timely(self.secrets.get_opt(&self.name)).await? else {
+            let Some((secret, roots)) = self.read().await? else {
                 let roots = Roots::first(now).map_err(|error| self.damaged(&error))?;
                 let created = Secret {
                     metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
@@ -61,22 +62,33 @@ impl RootSecret {
                     data: Some(encode(&roots)),
                     ..Secret::default()
                 };
-                match self.timely(self.secrets.create(&params, &created)).await {
+                match self.timely(self.secrets.create(&PostParams::default(), &created)).await {
                     Ok(_) => return Ok(roots),
                     Err(error) if lost_race(&error) => continue,
                     Err(error) => return Err(error),
                 }
             };
-            let roots = decode(secret.data.as_ref()).map_err(|what| SecretError::Damaged(self.name.clone(), what))?;
             let Some(stepped) = roots.step(now).map_err(|error| self.damaged(&error))? else { return Ok(roots) };
-            let updated = Secret { data: Some(encode(&stepped)), ..secret };
-            match self.timely(self.secrets.replace(&self.name, &params, &updated)).await {
-                Ok(_) => {}
-                Err(error) if lost_race(&error) => {}
-                Err(error) => return Err(error),
-            }
+            self.replace(secret, &stepped).await?;
         }
         Err(SecretError::Raced(self.name.clone()))
+    }
+
+    /// The stored roots, with the version they are of.
+    pub async fn read(&self) -> Result<Option<(Secret, Roots)>, SecretError> {
+        let Some(secret) = self.timely(self.secrets.get_opt(&self.name)).await? else { return Ok(None) };
+        let roots = decode(secret.data.as_ref()).map_err(|what| SecretError::Damaged(self.name.clone(), what))?;
+        Ok(Some((secret, roots)))
+    }
+
+    /// Stores roots in the place of the ones that were read. False when another replica was quicker.
+    pub async fn replace(&self, read: Secret, roots: &Roots) -> Result<bool, SecretError> {
+        let updated = Secret { data: Some(encode(roots)), ..read };
+        match self.timely(self.secrets.replace(&self.name, &PostParams::default(), &updated)).await {
+            Ok(_) => Ok(true),
+            Err(error) if lost_race(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn damaged(&self, error: &RootError) -> SecretError {
@@ -105,6 +117,9 @@ fn encode(roots: &Roots) -> BTreeMap<String, ByteString> {
         put(NEXT_CERTIFICATE, &next.certificate);
         put(NEXT_KEY, &next.key);
     }
+    if let Some(since) = &roots.carried_since {
+        put(NEXT_CARRIED, &since.to_string());
+    }
     if let Some(previous) = &roots.previous {
         put(PREVIOUS_CERTIFICATE, previous);
     }
@@ -130,7 +145,9 @@ fn decode(data: Option<&BTreeMap<String, ByteString>>) -> Result<Roots, String> 
     if let Some(previous) = &previous {
         validity(previous).map_err(|error| error.to_string())?;
     }
-    Ok(Roots { current, next: root(NEXT_CERTIFICATE, NEXT_KEY)?, previous })
+    // A time that cannot be read is none: the wait begins anew.
+    let carried_since = text(NEXT_CARRIED)?.and_then(|since| since.parse().ok());
+    Ok(Roots { current, next: root(NEXT_CERTIFICATE, NEXT_KEY)?, carried_since, previous })
 }
 
 #[cfg(test)]
@@ -144,7 +161,8 @@ mod tests {
         let one = Roots::first(now).unwrap();
         assert_eq!(decode(Some(&encode(&one))).unwrap(), one);
         let previous = Root::generate(now).unwrap().certificate;
-        let full = Roots { next: Some(Root::generate(now).unwrap()), previous: Some(previous), ..one };
+        let next = Some(Root::generate(now).unwrap());
+        let full = Roots { next, carried_since: Some(now), previous: Some(previous), ..one };
         assert_eq!(decode(Some(&encode(&full))).unwrap(), full);
     }
 

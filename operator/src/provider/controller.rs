@@ -34,6 +34,9 @@ const CONCURRENCY: u16 = 2;
 const FAILURE_RETRY: Duration = Duration::from_secs(2);
 /// What the dry-run depends on beside the spec (policies, service accounts) changes without an event.
 const RECHECK: Duration = Duration::from_secs(60);
+/// The same in the first minute after a refusal: a service account or a policy of the same manifest directory is often
+/// just about to come.
+const RECHECK_AT_FIRST: Duration = Duration::from_secs(5);
 
 /// A reconcile that did not get through.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +87,11 @@ async fn reconcile(provider: Arc<SubagentProvider>, context: Arc<Context>) -> Re
     let now = Timestamp::now();
     let (new, action) = match check(&context, &provider).await? {
         Ok(revision) => (status::ready(&provider, &revision, now), Action::await_change()),
-        Err(problem) => (status::not_ready(&provider, &problem, now), Action::requeue(RECHECK)),
+        Err(problem) => {
+            let new = status::not_ready(&provider, &problem, now);
+            let again = recheck_after(&new, now);
+            (new, Action::requeue(again))
+        }
     };
     if provider.status.as_ref() != Some(&new) {
         write_status(&providers, &provider, &new).await?;
@@ -93,6 +100,14 @@ async fn reconcile(provider: Arc<SubagentProvider>, context: Arc<Context>) -> Re
     }
     context.metrics.reconciled("provider", "ok", started.elapsed().as_secs_f64());
     Ok(action)
+}
+
+/// When a provider that is not ready is looked at again. Pure.
+fn recheck_after(status: &SubagentProviderStatus, now: Timestamp) -> Duration {
+    let since =
+        conditions::get(&status.conditions, conditions::READY).map_or(now, |ready| ready.last_transition_time.0);
+    let is_new = now.as_second() - since.as_second() < RECHECK.as_secs() as i64;
+    if is_new { RECHECK_AT_FIRST } else { RECHECK }
 }
 
 async fn check(context: &Context, provider: &SubagentProvider) -> Result<Result<String, Problem>, Error> {
@@ -184,4 +199,27 @@ fn on_error(provider: Arc<SubagentProvider>, error: &Error, context: Arc<Context
     context.metrics.reconciled("provider", "error", 0.0);
     tracing::warn!(namespace = provider.namespace(), name = provider.name_any(), %error, "reconcile failed");
     Action::requeue(FAILURE_RETRY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(0, 5)]
+    #[case(59, 5)]
+    #[case(60, 60)]
+    #[case(3600, 60)]
+    fn n1_what_may_be_about_to_come_is_looked_for_more_often_at_first(#[case] age: i64, #[case] expected: u64) {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let provider: SubagentProvider = serde_json::from_value(json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentProvider", "metadata": {"name": "p"},
+            "spec": {"transport": {"acp": {}}, "template": {}},
+        }))
+        .unwrap();
+        let problem = Problem { reason: Reason::MissingReference, message: "no service account".into() };
+        let status = status::not_ready(&provider, &problem, at(1000));
+        assert_eq!(recheck_after(&status, at(1000 + age)), Duration::from_secs(expected));
+    }
 }

@@ -10,6 +10,7 @@ use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    core::{DeserializeGuard, error_boundary::InvalidObject},
 };
 use serde_json::json;
 use std::{collections::HashSet, time::Duration};
@@ -68,15 +69,28 @@ pub async fn pass(context: &Context, scope: &Scope, now: Timestamp) -> Result<()
     let labelled = ListParams::default().labels(names::PROVIDER_UID_LABEL);
     let revisions = list(&scope.api::<ControllerRevision>(client), labelled).await?;
     let mut referenced = HashSet::new();
-    for provider in list(&scope.api::<SubagentProvider>(client), ListParams::default()).await? {
-        let revision = provider.status.as_ref().and_then(|status| status.revision.clone());
-        referenced.insert((provider.namespace(), revision.unwrap_or_default()));
+    // What an object refers to that does not decode is not known: nothing of its namespace is swept.
+    let mut unknown = HashSet::new();
+    for provider in list(&scope.api::<DeserializeGuard<SubagentProvider>>(client), ListParams::default()).await? {
+        match provider.0 {
+            Ok(provider) => {
+                let revision = provider.status.as_ref().and_then(|status| status.revision.clone());
+                referenced.insert((provider.namespace(), revision.unwrap_or_default()));
+            }
+            Err(invalid) => drop(unknown.insert(left_alone("SubagentProvider", invalid))),
+        }
     }
-    for run in list(&scope.api::<SubagentRun>(client), ListParams::default()).await? {
-        let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
-        let revision = descriptor.map(|descriptor| descriptor.provider_revision.clone());
-        referenced.insert((run.namespace(), revision.unwrap_or_default()));
+    for run in list(&scope.api::<DeserializeGuard<SubagentRun>>(client), ListParams::default()).await? {
+        match run.0 {
+            Ok(run) => {
+                let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
+                let revision = descriptor.map(|descriptor| descriptor.provider_revision.clone());
+                referenced.insert((run.namespace(), revision.unwrap_or_default()));
+            }
+            Err(invalid) => drop(unknown.insert(left_alone("SubagentRun", invalid))),
+        }
     }
+    let revisions = revisions.into_iter().filter(|revision| !unknown.contains(&revision.namespace()));
     for revision in revisions {
         let name = revision.name_any();
         let api: Api<ControllerRevision> = Api::namespaced(client.clone(), &revision.namespace().unwrap_or_default());
@@ -99,6 +113,19 @@ pub async fn pass(context: &Context, scope: &Scope, now: Timestamp) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Says which object does not decode, and gives its namespace.
+fn left_alone(kind: &str, invalid: InvalidObject) -> Option<String> {
+    let (namespace, name) = (invalid.metadata.namespace.clone(), invalid.metadata.name.unwrap_or_default());
+    tracing::warn!(
+        kind,
+        namespace,
+        name,
+        error = invalid.error,
+        "an object does not decode: revisions of its namespace are not swept"
+    );
+    namespace
 }
 
 async fn patch(api: &Api<ControllerRevision>, name: &str, body: serde_json::Value) -> Result<(), WriteError> {

@@ -29,6 +29,13 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
     let message = new.message.clone().unwrap_or_default();
     let mut notes = vec![];
     let mut note = |warning, reason, text: String, for_parent| notes.push(Note { warning, reason, text, for_parent });
+    let waits = |status: &SubagentRunStatus| {
+        let accepted = conditions::get(&status.conditions, conditions::ACCEPTED);
+        accepted.filter(|_| status.phase == Some(Phase::Pending)).map(|accepted| accepted.reason.clone())
+    };
+    if let Some(reason) = waits(new).filter(|_| waits(new) != waits(old)) {
+        note(false, "Waiting", format!("{reason}: {message}"), false);
+    }
     if became(conditions::ACCEPTED) {
         note(false, "Accepted", message.clone(), false);
     }
@@ -117,4 +124,39 @@ fn parent(run: &SubagentRun) -> Option<ObjectReference> {
         uid: lineage.parent_uid.clone(),
         ..ObjectReference::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn status(value: Value) -> SubagentRunStatus {
+        serde_json::from_value(value).expect("a status")
+    }
+
+    fn accepted(phase: &str, status_: &str, reason: &str) -> SubagentRunStatus {
+        let condition = json!({
+            "type": "Accepted", "status": status_, "reason": reason, "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        status(json!({"phase": phase, "message": "provider p is not ready", "conditions": [condition]}))
+    }
+
+    /// c10: at most one Event for each transition, also while a run waits for its provider.
+    #[test]
+    fn c10_what_a_run_waits_for_is_said_once_for_each_reason() {
+        let reasons = |old: Option<&SubagentRunStatus>, new: &SubagentRunStatus| -> Vec<&str> {
+            notes(old, new).into_iter().map(|note| note.reason).collect()
+        };
+        let missing = accepted("Pending", "False", "NoProvider");
+        let not_ready = accepted("Pending", "False", "ProviderNotReady");
+        assert_eq!(reasons(None, &missing), ["Waiting"]);
+        assert_eq!(reasons(Some(&missing), &missing), Vec::<&str>::new());
+        assert_eq!(reasons(Some(&missing), &not_ready), ["Waiting"]);
+        assert_eq!(reasons(Some(&not_ready), &accepted("Starting", "True", "Accepted")), ["Accepted"]);
+        let rejected = accepted("Rejected", "False", "NoProvider");
+        assert!(!reasons(Some(&missing), &rejected).contains(&"Waiting"));
+        assert!(notes(None, &missing)[0].text.contains("provider p is not ready"));
+    }
 }

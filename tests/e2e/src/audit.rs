@@ -35,6 +35,11 @@ impl Request {
         if sub.is_empty() { resource.to_owned() } else { format!("{resource}/{sub}") }
     }
 
+    /// Name of the object, empty for a create that was refused early.
+    pub fn name(&self) -> &str {
+        self.text("/objectRef/name")
+    }
+
     /// When it arrived, RFC 3339.
     pub fn at(&self) -> &str {
         self.text("/requestReceivedTimestamp")

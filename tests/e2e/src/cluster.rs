@@ -84,6 +84,21 @@ pub async fn install(client: &Client) {
     }
 }
 
+/// Upgrades the release to these values, the others as they are, and waits.
+pub fn upgrade(values: &[&str]) {
+    let chart = repository().join("charts/subagent-operator");
+    let chart = chart.to_str().expect("a path in UTF-8");
+    let mut arguments = vec!["upgrade", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE, "--reuse-values"];
+    arguments.extend(values.iter().flat_map(|value| ["--set", value]));
+    arguments.extend(["--wait", "--timeout", "120s"]);
+    helm(&arguments);
+}
+
+/// Goes back to the release before the last upgrade, and waits.
+pub fn roll_back() {
+    helm(&["rollback", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s"]);
+}
+
 /// The digest of a loaded image.
 fn image_id(name: &str) -> String {
     let path = cluster_dir().join("images.json");

@@ -11,6 +11,8 @@ pub mod collector;
 pub mod commands;
 pub mod namespace;
 pub mod objects;
+pub mod operator;
+pub mod processes;
 pub mod snapshot;
 pub mod status;
 

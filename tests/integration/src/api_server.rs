@@ -43,10 +43,15 @@ pub async fn client() -> Client {
 
 /// A client of another user, by impersonation.
 pub async fn client_as(user: &str, groups: &[&str]) -> Client {
+    Client::try_from(config_as(user, groups).await).expect("a client")
+}
+
+/// The connection of another user, by impersonation.
+pub async fn config_as(user: &str, groups: &[&str]) -> Config {
     let mut config = config().await;
     config.auth_info.impersonate = Some(user.to_owned());
     config.auth_info.impersonate_groups = Some(groups.iter().map(|&group| group.to_owned()).collect());
-    Client::try_from(config).expect("a client")
+    config
 }
 
 /// Path of the audit log, one JSON event a line.

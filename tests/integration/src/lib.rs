@@ -15,6 +15,6 @@ pub mod refusal;
 pub mod schema;
 pub mod snapshot;
 
-pub use api_server::{client, client_as, config};
+pub use api_server::{client, client_as, config, config_as};
 pub use namespace::TestNamespace;
 pub use objects::{make_provider, make_run};

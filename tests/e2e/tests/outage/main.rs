@@ -2,25 +2,32 @@
 //! own, because every run on the cluster waits while there is no operator.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, cluster, collector,
+    RunView, ScriptedProvider, TestNamespace, audit, cluster, collector,
     collector::{seen, seen_event},
-    commands::{cluster_dir, kubectl},
+    commands::kubectl,
     in_namespace,
     namespace::PATIENCE,
+    operator::{handovers_during, is_ready, leader, restart, scale},
+    processes::{self, Paused},
     run,
     status::end,
 };
 use futures::FutureExt;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::ResourceExt;
-use std::time::Duration;
+use std::{panic::AssertUnwindSafe, time::Duration};
 use subagent_crds::{Phase, SubagentRun, conditions};
 
 /// Longest time until another operator works: the old one's lease runs out after 15 s.
 const TAKEOVER: Duration = Duration::from_secs(150);
 
-/// How long the operator is away: longer than its lease of 15 s.
-const OUTAGE: Duration = Duration::from_secs(18);
+/// How long the API server is away (C8): longer than the operator's lease of 15 s, and than a dead connection's 30 s.
+const OUTAGE: Duration = Duration::from_secs(60);
+
+/// How long an update may leave nobody leading (C5), with a second for the watch on a busy machine.
+const HANDOVER: Duration = Duration::from_secs(3);
+
+/// How long a crash may: the lease of 15 s, the second in which followers look, and two for a busy machine.
+const EXPIRY: Duration = Duration::from_secs(18);
 
 /// Only one test at a time may take the operator away.
 static OPERATOR: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -44,10 +51,6 @@ async fn replace_operator(client: &kube::Client) {
     let deadline = std::time::Instant::now() + TAKEOVER;
     loop {
         let pods = cluster::operator_pods(client).await;
-        let is_ready = |pod: &Pod| {
-            let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-            conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-        };
         if pods.iter().any(|pod| is_ready(pod) && pod.uid().is_some_and(|uid| !old.contains(&uid))) {
             return;
         }
@@ -97,23 +100,82 @@ async fn r1_r3_r4_c41_the_turn_goes_on_when_the_operator_is_killed() {
     .await;
 }
 
-/// C5, C7.
+/// C5, C7: two replicas are replaced one after the other while a turn runs and others begin. Somebody leads all the time,
+/// and nobody notices.
 #[tokio::test]
 async fn a_rolling_update_disturbs_no_turn() {
     let _alone = OPERATOR.lock().await;
-    in_namespace("rolling-update", async |ns| {
+    with_two_replicas("rolling-update", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
         ns.create(&run("steady", "!gate updated\n!say not disturbed")).await;
         seen_event(&collector, PATIENCE, "gate", "updated").await;
-        let deployment = format!("deployment/{}", cluster::RELEASE);
-        let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
-        kubectl(&[&["rollout", "restart", deployment.as_str()], &namespace[..]].concat());
-        kubectl(&[&["rollout", "status", deployment.as_str(), "--timeout=120s"], &namespace[..]].concat());
+        let names: Vec<String> = (0..10).map(|number| format!("during-{number}")).collect();
+        let update = async {
+            let (updating, creating) = (tokio::task::spawn_blocking(restart), async {
+                for name in &names {
+                    ns.create(&run(name, "hello")).await;
+                    tokio::time::sleep(Duration::from_millis(700)).await;
+                }
+            });
+            tokio::join!(updating, creating).0.expect("an update")
+        };
+        let ((), handovers) = handovers_during(&ns.client, update).await;
+        println!("leadership moved: {handovers:?}");
+        assert!(!handovers.is_empty(), "both replicas were replaced, and the leader stayed");
+        let slow: Vec<_> = handovers.iter().filter(|handover| handover.leaderless > HANDOVER).collect();
+        assert!(slow.is_empty(), "leaderless for too long: {slow:?}");
         collector.open_gate("updated");
-        let run = ns.stopped("steady").await;
-        assert_eq!((run.end(), run.text()), (end("Completed", "Completed", "Completed"), "not disturbed".into()));
-        assert_eq!(collector.of_kind("prompt").len(), 1);
+        let steady = ns.stopped("steady").await;
+        assert_eq!((steady.end(), steady.text()), (end("Completed", "Completed", "Completed"), "not disturbed".into()));
+        assert_eq!(steady.seen().attempt, Some(1));
+        for name in &names {
+            let run = ns.stopped(name).await;
+            assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
+            assert_eq!(run.seen().attempt, Some(1));
+        }
+        assert_eq!(collector.of_kind("prompt").len(), names.len() + 1);
+    })
+    .await;
+}
+
+/// C7: an upgrade that changes the operator's settings and the number of its replicas, and the way back. Runs of the older
+/// release finish under the newer one, and runs of the newer one after the rollback.
+#[tokio::test]
+async fn c7_an_upgrade_and_its_rollback_disturb_no_run() {
+    let _alone = OPERATOR.lock().await;
+    in_namespace("upgrade", async |ns| {
+        let collector = collector();
+        ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
+        ns.create(&run("finishes", "!gate upgraded\n!say under the newer release")).await;
+        ns.create(&run("stays", "!gate rolled-back\n!say through both")).await;
+        for gate in ["upgraded", "rolled-back"] {
+            seen_event(&collector, PATIENCE, "gate", gate).await;
+        }
+        cluster::upgrade(&["logLevel=debug", "podTTLSeconds=46", "replicas=2", "podAnnotations.release=newer"]);
+        ns.create(&run("between", "!gate rolled-back\n!say begun under the newer release")).await;
+        collector.open_gate("upgraded");
+        let finishes = ns.stopped("finishes").await;
+        seen(&collector, PATIENCE, |events| {
+            (events.iter().filter(|event| event.kind == "gate").count() == 3).then_some(())
+        })
+        .await;
+        cluster::roll_back();
+        assert_eq!(cluster::operator_pods(&ns.client).await.len(), 1, "one replica, as before");
+        collector.open_gate("rolled-back");
+        let (stays, between) = (ns.stopped("stays").await, ns.stopped("between").await);
+        for (run, text) in
+            [(finishes, "under the newer release"), (stays, "through both"), (between, "begun under the newer release")]
+        {
+            assert_eq!(
+                (run.end(), run.text()),
+                (end("Completed", "Completed", "Completed"), text.into()),
+                "{}",
+                run.message()
+            );
+            assert_eq!(run.seen().attempt, Some(1));
+        }
+        assert_eq!(collector.of_kind("prompt").len(), 3, "no prompt was sent twice");
     })
     .await;
 }
@@ -122,73 +184,69 @@ async fn a_rolling_update_disturbs_no_turn() {
 #[tokio::test]
 async fn r9_with_two_replicas_any_of_them_serves_and_either_may_die() {
     let _alone = OPERATOR.lock().await;
-    in_namespace("replicas", async |ns| {
+    with_two_replicas("replicas", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
-        scale(2);
-        let scale_back = std::panic::AssertUnwindSafe(async {
-            // Connections are spread over both by the Service; enough of them that neither has all.
-            let names: Vec<String> = (0..8).map(|number| format!("run-{number}")).collect();
-            for name in &names {
-                ns.create(&run(name, &format!("{name}\n!gate leader-died\n!say {name} is done"))).await;
-            }
-            seen(&collector, PATIENCE, |events| {
-                (events.iter().filter(|event| event.kind == "gate").count() == 8).then_some(())
-            })
-            .await;
-            for name in &names {
-                ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
-            }
-            // A cancel reaches its worker whichever replica it is connected to.
-            for name in &names[..4] {
-                ns.cancel(name);
-            }
-            for name in &names[..4] {
-                let run = ns.stopped(name).await;
-                assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
-            }
-            // c48: the agents were asked, their pods not just deleted.
-            assert_eq!(collector.of_kind("cancel").len(), 4);
-            let leader = leader(&ns.client).await;
-            let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
-            kubectl(&[&["delete", "pod", leader.as_str(), "--force", "--grace-period=0"], &namespace[..]].concat());
-            collector.open_gate("leader-died");
-            for name in &names[4..] {
-                let run = ns.until(name, "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
-                assert_eq!(
-                    (run.end(), run.text()),
-                    (end("Completed", "Completed", "Completed"), format!("{name} is done"))
-                );
-                let prompts = collector.of_kind("prompt").iter().filter(|prompt| prompt.text.starts_with(name)).count();
-                assert_eq!((prompts, run.seen().attempt), (1, Some(1)), "{name}");
-            }
+        // Connections are spread over both by the Service; enough of them that neither has all.
+        let names: Vec<String> = (0..8).map(|number| format!("run-{number}")).collect();
+        for name in &names {
+            ns.create(&run(name, &format!("{name}\n!gate leader-died\n!say {name} is done"))).await;
+        }
+        seen(&collector, PATIENCE, |events| {
+            (events.iter().filter(|event| event.kind == "gate").count() == 8).then_some(())
         })
-        .catch_unwind()
         .await;
-        scale(1);
-        if let Err(panic) = scale_back {
-            std::panic::resume_unwind(panic);
+        for name in &names {
+            ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
+        }
+        // A cancel reaches its worker whichever replica it is connected to.
+        for name in &names[..4] {
+            ns.cancel(name);
+        }
+        for name in &names[..4] {
+            let run = ns.stopped(name).await;
+            assert_eq!(run.end(), end("Cancelled", "Aborted", "Cancelled"), "{}", run.message());
+        }
+        // c48: the agents were asked, their pods not just deleted.
+        assert_eq!(collector.of_kind("cancel").len(), 4);
+        let leads = leader(&ns.client).await.expect("a leader");
+        let process = processes::operator(&leads.uid().unwrap_or_default()).expect("its process");
+        let next = async {
+            assert!(processes::signal(process, "KILL"));
+            collector.open_gate("leader-died");
+            let other = async || match leader(&ns.client).await {
+                Some(now) if now.uid() != leads.uid() => Ok(()),
+                now => Err(format!("{:?} leads", now.map(|pod| pod.name_any()))),
+            };
+            ns.eventually("another replica leads", TAKEOVER, other).await;
+        };
+        let ((), handovers) = handovers_during(&ns.client, next).await;
+        println!("after a crash: {handovers:?}");
+        assert!(handovers.iter().all(|handover| handover.leaderless < EXPIRY), "{handovers:?}");
+        for name in &names[4..] {
+            let run = ns.until(name, "Stopped", TAKEOVER, |run: &SubagentRun| run.is(conditions::STOPPED)).await;
+            assert_eq!(
+                (run.end(), run.text()),
+                (end("Completed", "Completed", "Completed"), format!("{name} is done"))
+            );
+            let prompts = collector.of_kind("prompt").iter().filter(|prompt| prompt.text.starts_with(name)).count();
+            assert_eq!((prompts, run.seen().attempt), (1, Some(1)), "{name}");
         }
     })
     .await;
 }
 
-/// Runs that many replicas of the operator and waits for them.
-fn scale(replicas: u32) {
-    let deployment = format!("deployment/{}", cluster::RELEASE);
-    let namespace = ["--namespace", cluster::OPERATOR_NAMESPACE];
-    kubectl(&[&["scale", deployment.as_str(), &format!("--replicas={replicas}")], &namespace[..]].concat());
-    kubectl(&[&["rollout", "status", deployment.as_str(), "--timeout=120s"], &namespace[..]].concat());
-}
-
-/// Name of the operator pod that leads.
-async fn leader(client: &kube::Client) -> String {
-    let leases: kube::Api<Lease> = kube::Api::namespaced(client.clone(), cluster::OPERATOR_NAMESPACE);
-    let lease = leases.get(cluster::RELEASE).await.expect("the operator's Lease");
-    let holder = lease.spec.and_then(|spec| spec.holder_identity).expect("a leader");
-    let pods = cluster::operator_pods(client).await;
-    let leading = pods.iter().map(ResourceExt::name_any).find(|name| holder.starts_with(name.as_str()));
-    leading.unwrap_or_else(|| panic!("no pod of {holder}"))
+/// A test in a namespace of its own with two replicas of the operator; one is left afterwards.
+async fn with_two_replicas(hint: &str, test: impl AsyncFnOnce(&TestNamespace)) {
+    in_namespace(hint, async |ns| {
+        scale(2);
+        let tested = AssertUnwindSafe(test(&ns)).catch_unwind().await;
+        scale(1);
+        if let Err(panic) = tested {
+            std::panic::resume_unwind(panic);
+        }
+    })
+    .await;
 }
 
 /// C8.
@@ -206,9 +264,9 @@ async fn turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwar
         for name in ["during", "after"] {
             ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
         }
-        let paused = Paused::api_server();
+        let paused = Paused::process(processes::api_server(), 2 * OUTAGE.as_secs());
         collector.open_gate("api-server-is-away");
-        // Longer than the operator's lease: it gives up leading, and is restarted.
+        // The operator gives up leading, and is started again. The minute itself is what is tested here.
         tokio::time::sleep(OUTAGE).await;
         drop(paused);
         collector.open_gate("api-server-is-back");
@@ -222,53 +280,11 @@ async fn turns_go_on_while_the_api_server_is_away_and_their_ends_arrive_afterwar
             );
         }
         assert_eq!(collector.of_kind("prompt").len(), 2, "no prompt was sent twice");
+        assert_eq!(audit::pods_created(&ns.name).len(), 2, "a second pod for a run");
+        // A new run works at once.
+        assert_eq!(ns.finish(&run("next", "hello again")).await.text(), "echo: hello again");
     })
     .await;
-}
-
-/// A process that is held, until this is dropped; should these tests be killed, a minute at most.
-struct Paused {
-    process: i32,
-    releasing: std::process::Child,
-}
-
-impl Paused {
-    /// Holds the local cluster's API server: its connections stay open and nothing answers.
-    fn api_server() -> Self {
-        let log = cluster_dir().canonicalize().expect("the cluster's state").join("audit.log");
-        let argument = format!("--audit-log-path={}", log.display());
-        let found = processes(|process| {
-            let arguments = std::fs::read(process.join("cmdline")).unwrap_or_default();
-            arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
-        });
-        assert_eq!(found.len(), 1, "API servers with {argument}");
-        let process = found[0];
-        let release = format!("sleep 60; kill -CONT {process}");
-        let releasing = std::process::Command::new("sh").args(["-c", &release]).spawn().expect("sh");
-        signal(process, "STOP");
-        Self { process, releasing }
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        signal(self.process, "CONT");
-        // Its sleep ends by itself.
-        let _ = self.releasing.kill();
-        let _ = self.releasing.wait();
-    }
-}
-
-/// The processes of this host, those of pods included, that fit.
-fn processes(fits: impl Fn(&std::path::Path) -> bool) -> Vec<i32> {
-    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
-    let all = all.filter_map(|entry| Some((entry.file_name().to_string_lossy().parse().ok()?, entry.path())));
-    all.filter(|(_, path)| fits(path)).map(|(pid, _)| pid).collect()
-}
-
-fn signal(process: i32, name: &str) {
-    let status = std::process::Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
-    assert!(status.expect("kill").success(), "signal {name} to process {process}");
 }
 
 #[tokio::test]
@@ -280,22 +296,12 @@ async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupt
         ns.create(&run("lost", "!say so far\n!hang hard")).await;
         seen_event(&collector, PATIENCE, "prompt", "!say so far\n!hang hard").await;
         let running = ns.run_until("lost", "Running", |run| run.phase() == Some(Phase::Running)).await;
-        kill_worker(&running.pod_name(), &running.seen().pod_uid.unwrap_or_default());
+        let worker = processes::worker(&running.seen().pod_uid.unwrap_or_default()).expect("its worker");
+        assert!(processes::signal(worker, "KILL"));
         let run = ns.stopped("lost").await;
         assert_eq!(run.end(), end("Failed", "Error", "WorkerLost"), "{}", run.message());
         assert_eq!(run.condition(conditions::INTERRUPTED).map(|condition| condition.status), Some("True".into()));
         assert_eq!(collector.of_kind("prompt").len(), 1);
     })
     .await;
-}
-
-/// Sends SIGKILL to process 1 of a pod's agent container, from the node: its processes are this host's.
-fn kill_worker(pod: &str, uid: &str) {
-    let workers = processes(|process| {
-        let read = |file: &str| std::fs::read_to_string(process.join(file)).unwrap_or_default();
-        let arguments = read("cmdline");
-        arguments.starts_with("/subagents/") && arguments.contains("run\0--\0") && read("mountinfo").contains(uid)
-    });
-    assert_eq!(workers.len(), 1, "workers of pod {pod} ({uid})");
-    signal(workers[0], "KILL");
 }

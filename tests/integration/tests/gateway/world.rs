@@ -17,7 +17,7 @@ use subagent_operator::{
     gateway::{self, GatewayError, GatewaySettings},
     http::Health,
     metrics::Metrics,
-    pki::{Pki, PkiSettings},
+    pki::{Pki, PkiSettings, Timing},
     provider::revision,
 };
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -42,6 +42,7 @@ impl Replica {
             namespace: namespace.name.clone(),
             secret_name: "gateway-root".into(),
             names: vec!["localhost".into()],
+            timing: Timing::default(),
         };
         let (pki, _keeper) = Pki::start(namespace.client.clone(), settings).await.expect("certificates");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

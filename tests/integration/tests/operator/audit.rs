@@ -57,6 +57,11 @@ impl Request {
             && !self.text("/requestURI").contains("dryRun=")
     }
 
+    /// Name of the object.
+    pub fn object(&self) -> &str {
+        self.text("/objectRef/name")
+    }
+
     /// Whether the authorizer refused it.
     pub fn is_forbidden(&self) -> bool {
         self.text("/annotations/authorization.k8s.io~1decision") == "forbid"

@@ -3,6 +3,8 @@
 //! this machine, and reports what became of it.
 
 mod audit;
+mod lagging;
+mod link;
 mod node;
 mod programs;
 mod replica;
@@ -12,7 +14,9 @@ mod world;
 
 mod budget;
 mod cancelling;
+mod certificates;
 mod deadlines;
+mod kills;
 mod lineage;
 mod pods;
 mod providers;

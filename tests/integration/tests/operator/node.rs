@@ -156,7 +156,8 @@ impl TestNode {
     pub async fn start(&self, pod: &Pod) -> Worker {
         self.bind(pod).await;
         let name = pod.name_any();
-        let mut child = self.spawn(pod).await;
+        let (mut child, link) = self.spawn(pod).await;
+        self.project(pod, link);
         let said = Arc::new(Mutex::new(String::new()));
         capture(child.stdout.take().expect("stdout"), said.clone());
         capture(child.stderr.take().expect("stderr"), said.clone());
@@ -182,7 +183,7 @@ impl TestNode {
     }
 
     /// The files of the pod's projected volume, and the command of its container.
-    async fn spawn(&self, pod: &Pod) -> Child {
+    async fn spawn(&self, pod: &Pod) -> (Child, PathBuf) {
         let home = tempfile::tempdir_in(self.0.folder.path()).expect("a folder").keep();
         let link = home.join("link");
         std::fs::create_dir(&link).expect("a folder");
@@ -194,7 +195,7 @@ impl TestNode {
         let agent = agent(pod);
         let env = agent.env.iter().flatten().map(|env| (env.name.clone(), env.value.clone().unwrap_or_default()));
         let program = programs::worker();
-        Command::new(program)
+        let child = Command::new(program)
             .args(agent.args.iter().flatten())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -209,7 +210,27 @@ impl TestNode {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        (child, link)
+    }
+
+    /// Brings a changed annotation into the volume, in one step, as a kubelet does.
+    fn project(&self, pod: &Pod, link: PathBuf) {
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", pod.name_any()));
+        let mut changes = watcher(self.pods(), config).default_backoff().applied_objects().boxed();
+        tokio::spawn(async move {
+            while let Some(change) = changes.next().await {
+                let Ok(pod) = change else { continue };
+                let Some(roots) = pod.annotations().get(names::GATEWAY_ROOTS_ANNOTATION) else { continue };
+                let new = link.join(".roots");
+                // The folder goes with its test.
+                if std::fs::write(&new, roots).is_err()
+                    || std::fs::rename(new, link.join(subagent_link::ROOTS_FILE)).is_err()
+                {
+                    return;
+                }
+            }
+        });
     }
 
     /// A token as the kubelet asks for it, bound to the pod.

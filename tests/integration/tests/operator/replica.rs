@@ -1,8 +1,9 @@
 //! One operator process, as far as one can be had inside a test: a runtime of its own that can be shut down in good order
 //! or dropped in the middle of everything.
 
-use crate::rights::Rights;
+use crate::{lagging, rights::Rights};
 use clap::Parser;
+use kube::Client;
 use std::{
     io::Write,
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -53,6 +54,12 @@ pub struct Plan {
     pub link_port: u16,
     /// Where workers are told to connect: another replica's gateway, or its own.
     pub told_port: u16,
+    /// Further arguments.
+    pub arguments: Vec<String>,
+    /// How late its watches are.
+    pub watch_lag: Duration,
+    /// Port of this machine under which it finds the API server; none for the API server's own.
+    pub api_server: Option<u16>,
 }
 
 /// A running operator.
@@ -69,17 +76,18 @@ impl Replica {
     /// Starts it.
     pub fn start(plan: Plan) -> Self {
         let http = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        let settings = Settings::parse_from([
-            "subagent-operator",
-            &format!("--pod-name={}", plan.identity),
-            &format!("--pod-namespace={}", plan.namespace),
-            &format!("--watch-namespaces={}", plan.namespace),
-            &format!("--lease-name={}", plan.rights.release),
-            &format!("--root-secret={}-gateway-root", plan.rights.release),
-            &format!("--gateway-url=wss://127.0.0.1:{}{}", plan.told_port, subagent_link::LINK_PATH),
-            &format!("--link-address=127.0.0.1:{}", plan.link_port),
-            &format!("--http-address={http}"),
-        ]);
+        let own = [
+            "subagent-operator".to_owned(),
+            format!("--pod-name={}", plan.identity),
+            format!("--pod-namespace={}", plan.namespace),
+            format!("--watch-namespaces={}", plan.namespace),
+            format!("--lease-name={}", plan.rights.release),
+            format!("--root-secret={}-gateway-root", plan.rights.release),
+            format!("--gateway-url=wss://127.0.0.1:{}{}", plan.told_port, subagent_link::LINK_PATH),
+            format!("--link-address=127.0.0.1:{}", plan.link_port),
+            format!("--http-address={http}"),
+        ];
+        let settings = Settings::parse_from(own.into_iter().chain(plan.arguments));
         let log = Log::default();
         let lines = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new("info,subagent_operator=debug"))
@@ -96,9 +104,15 @@ impl Replica {
             .build()
             .expect("a runtime");
         let shutdown = CancellationToken::new();
-        let (rights, token) = (plan.rights, shutdown.clone());
+        let (rights, lag, port, token) = (plan.rights, plan.watch_lag, plan.api_server, shutdown.clone());
         let task = runtime.spawn(async move {
-            let ended = process::run(rights.client().await, settings, token).await;
+            let mut config = rights.config().await;
+            if let Some(port) = port {
+                config.cluster_url = format!("https://127.0.0.1:{port}").parse().expect("a URL");
+            }
+            let client =
+                if lag.is_zero() { Client::try_from(config).expect("a client") } else { lagging::client(config, lag) };
+            let ended = process::run(client, settings, token).await;
             tracing::info!(?ended, "the operator ended");
             ended
         });
@@ -114,6 +128,18 @@ impl Replica {
         let task = self.task.take().expect("it runs");
         task.await.expect("no panic").expect("an end in good order");
         self.end_runtime().await;
+    }
+
+    /// Waits until it ends by itself, and says why it did.
+    ///
+    /// # Panics
+    /// When it goes on, or ends without an error.
+    pub async fn ends(mut self, within: Duration) -> String {
+        let task = self.task.take().expect("it runs");
+        let ended = tokio::time::timeout(within, task).await.expect("it goes on").expect("no panic");
+        let error = ended.expect_err("it must not end in good order");
+        self.end_runtime().await;
+        format!("{error:#}")
     }
 
     /// Ends it as SIGKILL does: nothing is released, nothing is said.

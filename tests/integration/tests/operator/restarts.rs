@@ -1,17 +1,23 @@
 //! Operators that come and go under a turn.
 
 use crate::{
+    link::Way,
     replica::{Plan, Replica, free_port},
     world::{LIMIT, World, end, has, pod_name, status, text},
 };
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
 use nix::sys::signal::Signal;
+use serde_json::json;
 use std::{
     collections::HashSet,
     time::{Duration, Instant},
 };
-use subagent_crds::{Phase, SubagentRun, conditions};
+use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions};
+use subagent_operator::{api::WriteError, run::apply::write_status};
 
 /// Pitfall C5: how long a rolling update may leave nobody leading.
 const GAP: Duration = Duration::from_secs(2);
@@ -118,6 +124,39 @@ async fn r9_c5_leadership_moves_without_a_second_pod_or_a_disturbed_turn() {
     world.finish().await;
 }
 
+/// R9: an operator whose lease went to somebody else, while it was paused, say, ends at once: another one works now, and
+/// what it has under way cannot be called back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r9_an_operator_that_lost_its_lease_ends() {
+    let world = World::new("lost-lease").await;
+    let operator = world.operator().await;
+    let taken = json!({"spec": {"holderIdentity": "somebody-else"}});
+    let leases = world.namespace.api::<Lease>();
+    leases.patch(&world.rights.release, &PatchParams::default(), &Patch::Merge(&taken)).await.expect("a lease");
+    let why = operator.ends(LIMIT).await;
+    assert!(why.contains("leadership lost"), "{why}");
+    let lease = leases.get(&world.rights.release).await.expect("the lease");
+    assert_eq!(lease.spec.and_then(|spec| spec.holder_identity).as_deref(), Some("somebody-else"));
+    world.finish().await;
+}
+
+/// R9, T8: a status that was computed from an older view, by a leader that was paused, say, is refused: it changes
+/// nothing of what others have written since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r9_t8_a_status_from_an_older_view_is_refused() {
+    let world = World::new("older-view").await;
+    let runs = world.namespace.api::<SubagentRun>();
+    let old = world.run("run", "provider", "hello").await;
+    let waiting = SubagentRunStatus { phase: Some(Phase::Pending), ..SubagentRunStatus::default() };
+    let stored = write_status(&runs, &old, &waiting).await.expect("the first status");
+    let late = SubagentRunStatus { phase: Some(Phase::Starting), ..SubagentRunStatus::default() };
+    let refused = write_status(&runs, &old, &late).await;
+    assert!(matches!(refused, Err(WriteError::Conflict(_))), "{refused:?}");
+    let now: SubagentRun = runs.get("run").await.expect("the run");
+    assert_eq!(now.resource_version(), stored.resource_version());
+    write_status(&runs, &now, &late).await.expect("from the newest view");
+}
+
 /// R1, R3: a worker that is killed in its turn. The session was stored before the prompt, the run says that side effects
 /// are possible, and nobody is asked again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,6 +177,43 @@ async fn r1_r3_a_worker_killed_in_its_turn_ends_the_run_interrupted() {
     assert_eq!(end(&run), (Phase::Failed, "WorkerLost"));
     assert!(has(status(&run), conditions::INTERRUPTED));
     assert_eq!((status(&run).attempt, world.prompts("run")), (Some(1), 1));
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// C8, R14: the API server is out of reach during a turn. The leader gives up; the operator that is started meanwhile lives
+/// and waits instead of ending again and again; the agent goes on, and its end arrives when the API server is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c8_r14_a_turn_ends_while_the_api_server_is_out_of_reach() {
+    let world = World::new("out-of-reach").await;
+    let url = world.rights.config().await.cluster_url;
+    let way = Way::to(url.port_u16().expect("the API server's port")).await;
+    let plan = Plan { api_server: Some(way.port), ..world.plan("first") };
+    let operator = Replica::start(plan.clone());
+    world.until_leader("first").await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.run("run", "provider", "!gate away\n!say ended meanwhile").await;
+    world.event("run", "gate", "away").await;
+    world.until("run", "running", |status| status.phase == Some(Phase::Running)).await;
+
+    way.close();
+    let why = operator.ends(LIMIT).await;
+    assert!(why.contains("leadership lost"), "{why}");
+    let operator = Replica::start(plan);
+    world.namespace.eventually("the process lives", LIMIT, async || operator.get("/healthz").await).await;
+    let unready = operator.get("/readyz").await.expect_err("ready without an API server");
+    assert!(unready.contains("not ready: gateway"), "{unready}");
+    world.node.collector().open_gate("away");
+    // The agent's process ends only after its worker has taken the answer.
+    world.event("run", "eof", "").await;
+    let before: SubagentRun = world.namespace.api().get("run").await.expect("the run");
+    assert_eq!(status(&before).phase, Some(Phase::Running), "nobody could store its end");
+
+    way.open();
+    let run = world.stopped("run").await;
+    assert_eq!((end(&run), text(&run)), ((Phase::Completed, "Completed"), "ended meanwhile"));
+    assert_eq!((world.prompts("run"), world.pods().await.len()), (1, 1));
     operator.stop().await;
     world.finish().await;
 }

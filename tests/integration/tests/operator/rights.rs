@@ -1,11 +1,11 @@
 //! The chart's rights for one operator: what it does here it may do in a cluster, and nothing else.
 
-use integration_tests::{TestNamespace, chart, client_as};
+use integration_tests::{TestNamespace, chart, config_as};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
@@ -52,9 +52,14 @@ impl Rights {
         rights
     }
 
+    /// The connection of a client with these rights.
+    pub async fn config(&self) -> Config {
+        config_as(&self.user, &self.groups.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+
     /// A client with these rights.
     pub async fn client(&self) -> Client {
-        client_as(&self.user, &self.groups.iter().map(String::as_str).collect::<Vec<_>>()).await
+        Client::try_from(self.config().await).expect("a client")
     }
 
     /// One question for each binding.

@@ -1,18 +1,28 @@
 //! C1: objects that were written under an older schema and do not decode any more.
 
 use crate::world::{World, end, status};
+use clap::Parser;
 use integration_tests::{TestNamespace, commands::repository, make_provider, make_run};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Resource, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, NamespaceResourceScope},
+    runtime::events::{Recorder, Reporter},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::{fmt::Debug, time::Duration};
-use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions};
-use tokio::sync::OnceCell;
+use std::{fmt::Debug, sync::Arc, time::Duration};
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions, names};
+use subagent_operator::{
+    context::Context,
+    metrics::Metrics,
+    provider::{revision, sweep},
+    settings::Settings,
+    watching::Scope,
+};
+use tokio::sync::{OnceCell, watch};
 
 /// A changed definition is in force within a second or two.
 const IN_FORCE: Duration = Duration::from_secs(60);
@@ -107,4 +117,30 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up()
     }
     operator.stop().await;
     world.finish().await;
+}
+
+/// C1: the sweep of revisions goes on beside an undecodable run and provider. What those refer to is not known, so nothing
+/// of their namespace is swept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c1_the_sweep_leaves_a_namespace_with_undecodable_objects_alone_and_others_not() {
+    let client = integration_tests::client().await;
+    let with_old = TestNamespace { client: client.clone(), name: prepared().await.to_owned() };
+    let without = TestNamespace::new("swept").await;
+    let context = Context {
+        client: client.clone(),
+        settings: Arc::new(Settings::parse_from(["subagent-operator"])),
+        recorder: Recorder::new(client.clone(), Reporter::from("a test")),
+        metrics: Arc::new(Metrics::new()),
+        roots: watch::channel(Arc::from("")).1,
+    };
+    for (namespace, expected) in [(&with_old, false), (&without, true)] {
+        let mut provider = make_provider("swept");
+        provider.metadata.namespace = Some(namespace.name.clone());
+        provider.metadata.uid = Some("provider-uid".into());
+        let name = revision::ensure(&client, &revision::of(&provider)).await.expect("a revision");
+        let scope = Scope::Namespace(namespace.name.clone());
+        sweep::pass(&context, &scope, Timestamp::now()).await.expect("a pass");
+        let stored: ControllerRevision = namespace.api().get(&name).await.expect("the revision");
+        assert_eq!(stored.annotations().contains_key(names::UNREFERENCED_ANNOTATION), expected, "{}", namespace.name);
+    }
 }

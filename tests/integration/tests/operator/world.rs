@@ -64,6 +64,9 @@ impl World {
             rights: self.rights.clone(),
             link_port: self.link_port,
             told_port: self.link_port,
+            arguments: vec![],
+            watch_lag: Duration::ZERO,
+            api_server: None,
         }
     }
 

@@ -37,3 +37,5 @@ pub const AGENT_CONTAINER: &str = "agent";
 pub const WORKER_INIT_CONTAINER: &str = "subagent-worker";
 /// Prefix of the environment variables that carry a run's parameters.
 pub const PARAMETER_PREFIX: &str = "SUBAGENT_PARAM_";
+/// Selectable field of runs: the UID of the first ancestor, the run's own when it has none.
+pub const ROOT_UID_FIELD: &str = "status.lineage.rootUID";

@@ -142,7 +142,7 @@ taxonomy! {
     IdleDeadlineExceeded: Running, Some(StopReason::Error), Failed, CanHelp, "The agent gave no sign of life for idleDeadlineSeconds.", "Raise idleDeadlineSeconds, or look at kubectl logs for what it waits for.";
     ResultTooLarge: Running, Some(StopReason::Error), Failed, Pointless, "The result is larger than the limit; it is not cut.", "Let the agent write large output to a file or a store and answer with its place.";
     DurabilityFailed: Running, Some(StopReason::Error), Failed, CanHelp, "The result could not be stored.", "Look at the operator's log and the API server's health; create a new run.";
-    CleanupFailed: Running, Some(StopReason::Aborted), Cancelled, Pointless, "The run was cancelled but its pod could not be proven stopped in time.", "Bring the named node back, or annotate the run with subagents.dev/release-pod once the pod is known to be dead.";
+    CleanupFailed: Running, Some(StopReason::Aborted), Cancelled, Pointless, "The run was cancelled but its pod could not be proven stopped in time.", "Bring the pod's node back; or, once the pod is known to be dead, run the kubectl annotate command of the message (kubectl annotate subagentrun NAME subagents.dev/release-pod=UID_OF_THE_POD).";
     NotResumable: Running, Some(StopReason::Error), Failed, Pointless, "The child's session cannot be resumed.", "Start a new child.";
     MissingStructuredOutput: Running, Some(StopReason::Error), Failed, CanHelp, "The agent gave no output of the asked schema.", "Ask for it in the prompt too.";
     TurnLimit: Running, Some(StopReason::Error), Failed, Pointless, "The agent reached its own limit of model requests in a turn.", "Raise the agent's limit or ask for less.";

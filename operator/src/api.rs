@@ -1,7 +1,11 @@
 //! Calls to the API server: each with a limit in time, each error with what it means for a reconcile.
 
 use crate::settings::CALL_TIMEOUT;
-use kube::{Api, api::Patch, core::Status};
+use kube::{
+    Api,
+    api::{ListParams, Patch},
+    core::Status,
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, value::RawValue};
 use std::{fmt::Debug, future::Future};
@@ -75,6 +79,35 @@ where
         Ok(Ok(found)) => Ok(found),
         Ok(Err(source)) => Err(ReadError::Call { what: name.to_owned(), source: Box::new(source) }),
         Err(_) => Err(ReadError::Timeout(name.to_owned())),
+    }
+}
+
+/// Lists objects live, page by page; keeps what `keep` makes of them.
+///
+/// # Errors
+/// [`ReadError`] when a page does not come.
+pub async fn list<K, T>(
+    api: &Api<K>,
+    params: ListParams,
+    what: &str,
+    mut keep: impl FnMut(K) -> Option<T>,
+) -> Result<Vec<T>, ReadError>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let mut kept = vec![];
+    let mut params = params;
+    loop {
+        let page = match tokio::time::timeout(CALL_TIMEOUT, api.list(&params)).await {
+            Ok(Ok(page)) => page,
+            Ok(Err(source)) => return Err(ReadError::Call { what: what.to_owned(), source: Box::new(source) }),
+            Err(_) => return Err(ReadError::Timeout(what.to_owned())),
+        };
+        kept.extend(page.items.into_iter().filter_map(&mut keep));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(kept),
+        }
     }
 }
 

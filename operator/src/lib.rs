@@ -16,4 +16,5 @@ pub mod provider;
 pub mod run;
 pub mod schema_subset;
 pub mod settings;
+pub mod uninstall;
 pub mod watching;

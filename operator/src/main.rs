@@ -1,15 +1,35 @@
 //! The operator's binary.
 
 use anyhow::Context;
-use clap::Parser;
-use subagent_operator::{process, settings::Settings};
+use clap::{Parser, Subcommand};
+use subagent_operator::{process, settings::Settings, uninstall};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+/// Kubernetes operator for distributed subagents
+#[derive(Debug, Parser)]
+#[command(name = "subagent-operator", version)]
+struct Cli {
+    #[command(flatten)]
+    settings: Settings,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// End the operator and let go of finished runs; the chart runs this before it is uninstalled.
+    Uninstall {
+        /// Name of the operator's Deployment, in the operator's namespace.
+        #[arg(long)]
+        deployment: String,
+    },
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let settings = Settings::parse();
+    let Cli { settings, command } = Cli::parse();
     let filter = EnvFilter::try_new(&settings.log).context("SUBAGENT_LOG")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if settings.log_format == "json" {
@@ -30,5 +50,11 @@ async fn main() -> anyhow::Result<()> {
         token.cancel();
     });
     let client = kube::Client::try_default().await.context("connecting to the API server")?;
-    process::run(client, settings, shutdown).await
+    match command {
+        None => process::run(client, settings, shutdown).await,
+        Some(Command::Uninstall { deployment }) => tokio::select! {
+            done = uninstall::run(client, &settings, &deployment) => done,
+            () = shutdown.cancelled() => anyhow::bail!("ended before it was done; it can be run again"),
+        },
+    }
 }

@@ -50,3 +50,9 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "subagent-operator.ser
 {{- define "subagent-operator.lease" -}}
 {{ include "subagent-operator.fullname" . }}
 {{- end }}
+
+{{/* Annotations of what is there only while the chart is being uninstalled. */}}
+{{- define "subagent-operator.uninstallHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

@@ -2,6 +2,7 @@
 //! precondition, or a deterministic name.
 
 use super::{
+    descendants::tell,
     outcome,
     plan::{Step, World},
     status::{self, Stopped},
@@ -47,6 +48,8 @@ pub enum Applied {
     Run(Box<SubagentRun>),
     /// Something else changed: read again.
     Changed,
+    /// The runs below were told to stop, but for these failures: read again.
+    Told(Vec<String>),
     /// Nothing more to do for now.
     Done(Option<Duration>),
 }
@@ -70,18 +73,17 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             Ok(Applied::Run(Box::new(write_finalizers(&runs, run, &finalizers).await?)))
         }
         Step::ReleaseRun => {
-            let finalizers = without(run.metadata.finalizers.clone(), names::RUN_FINALIZER);
-            match write_finalizers(&runs, run, &finalizers).await {
-                Ok(_) | Err(WriteError::Gone(_)) => Ok(Applied::Done(None)),
-                Err(error) => Err(error.into()),
-            }
+            release_run(&runs, run).await?;
+            Ok(Applied::Done(None))
         }
         Step::DeleteRun => {
             let preconditions = Preconditions { uid: run.uid(), resource_version: None };
             let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
             ignore_gone(api::write(format!("deleting run {name}"), runs.delete(&name, &params)).await)?;
-            Ok(Applied::Changed)
+            // Its deletion wakes the next reconcile.
+            Ok(Applied::Done(None))
         }
+        Step::StopDescendants => Ok(Applied::Told(tell::stop(context, world).await)),
         Step::CreatePod => create_pod(context, world, &runs, now).await,
         Step::DeletePod => {
             if let Some(pod) = &world.pod {
@@ -106,9 +108,18 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
 ///
 /// # Errors
 /// [`WriteError`], unless the pod is gone already.
-pub(super) async fn release_pod(pods: &Api<Pod>, pod: &Pod) -> Result<(), WriteError> {
+pub(crate) async fn release_pod(pods: &Api<Pod>, pod: &Pod) -> Result<(), WriteError> {
     let finalizers = without(pod.metadata.finalizers.clone(), names::POD_FINALIZER);
     ignore_gone(write_finalizers(pods, pod, &finalizers).await)
+}
+
+/// Takes our finalizer off a run that is proven stopped.
+///
+/// # Errors
+/// [`WriteError`], unless the run is gone already.
+pub(crate) async fn release_run(runs: &Api<SubagentRun>, run: &SubagentRun) -> Result<(), WriteError> {
+    let finalizers = without(run.metadata.finalizers.clone(), names::RUN_FINALIZER);
+    ignore_gone(write_finalizers(runs, run, &finalizers).await)
 }
 
 fn without(finalizers: Option<Vec<String>>, name: &str) -> Vec<String> {

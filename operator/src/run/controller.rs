@@ -2,14 +2,19 @@
 
 use super::{
     apply::{self, Applied, Error},
-    dereference, events, orphans, plan,
+    dereference,
+    descendants::{Family, wake},
+    events, orphans, plan,
 };
 use crate::{
     api::WriteError,
     context::Context,
     watching::{self, Scope},
 };
-use futures::StreamExt;
+use futures::{
+    StreamExt,
+    channel::mpsc::{UnboundedSender, unbounded},
+};
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
     ResourceExt,
@@ -38,32 +43,44 @@ const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// Wait after a failed call.
 const FAILURE_RETRY: Duration = Duration::from_secs(2);
 
+/// What a reconcile has beside the run's name.
+struct Reconciler {
+    context: Context,
+    /// Runs of which others wait to hear.
+    news: UnboundedSender<SubagentRun>,
+}
+
 /// Runs the controller until the token is cancelled.
 pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let (reader, runs) = watching::cached::<SubagentRun>(&context, &scope, watcher::Config::default(), slim, run_facts);
     let pods =
         watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::RUN_UID_LABEL), pod_facts);
     let providers = watching::changes::<SubagentProvider>(&context, &scope, watcher::Config::default(), provider_facts);
-    let waiting = reader.clone();
-    Controller::for_stream(runs, reader)
+    let (waiting, relatives) = (reader.clone(), reader.clone());
+    let (news, told) = unbounded();
+    let reconciler = Reconciler { context: context.clone(), news };
+    let (orphans, found) = unbounded();
+    let stop = shutdown.clone();
+    let controller = Controller::for_stream(runs, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .watches_stream(pods, |pod: Pod| {
             let name = pod.labels().get(names::RUN_LABEL).cloned();
             name.map(|name| ObjectRef::new(&name).within(&pod.namespace().unwrap_or_default()))
         })
         .watches_stream(providers, move |provider: SubagentProvider| waiting_for(&waiting, &provider))
-        .graceful_shutdown_on(async move { shutdown.cancelled().await })
-        .run(reconcile, on_error, Arc::new(context.clone()))
+        .watches_stream(told.map(Ok), move |run: SubagentRun| wake::waiting_for(&relatives, &run))
+        .graceful_shutdown_on(async move { stop.cancelled().await })
+        .run(reconcile, on_error, Arc::new(reconciler))
         .for_each(|result| {
             // A pod woke the reconcile of a run that is in no cache.
             if let Err(controller::Error::ObjectNotFound(run)) = result
                 && let Some(namespace) = run.namespace
             {
-                tokio::spawn(orphans::clean_up(context.clone(), namespace, run.name));
+                let _ = orphans.unbounded_send((namespace, run.name));
             }
             futures::future::ready(())
-        })
-        .await;
+        });
+    tokio::join!(controller, orphans::clean_up(&context, found, &shutdown));
 }
 
 /// What the cache keeps of a run: names and what is compared below, no prompts and no results.
@@ -119,21 +136,29 @@ fn waiting_for(runs: &Store<SubagentRun>, provider: &SubagentProvider) -> Vec<Ob
         .collect()
 }
 
-async fn reconcile(run: Arc<SubagentRun>, context: Arc<Context>) -> Result<Action, Error> {
+async fn reconcile(run: Arc<SubagentRun>, reconciler: Arc<Reconciler>) -> Result<Action, Error> {
     let started = std::time::Instant::now();
-    let result = steps(&run, &context).await;
+    let context = &reconciler.context;
+    let result = steps(&run, context, &reconciler.news).await;
     let outcome = if result.is_ok() { "ok" } else { "error" };
     context.metrics.reconciled("run", outcome, started.elapsed().as_secs_f64());
     result
 }
 
-async fn steps(run: &SubagentRun, context: &Context) -> Result<Action, Error> {
+async fn steps(
+    run: &SubagentRun,
+    context: &Context,
+    news: &UnboundedSender<SubagentRun>,
+) -> Result<Action, Error> {
     let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
     let Some(mut world) = dereference::read(context, &namespace, &name).await? else {
         return Ok(Action::await_change());
     };
+    let mut family = Family::default();
     for _ in 0..MAX_STEPS {
         let now = Timestamp::now();
+        family.look(context, &world.run, now).await?;
+        world.family = family.clone();
         let step = plan::next(&world, now);
         tracing::debug!(namespace, name, step = ?kind(&step), "next step");
         match apply::apply(context, &world, step, now).await? {
@@ -143,7 +168,15 @@ async fn steps(run: &SubagentRun, context: &Context) -> Result<Action, Error> {
                 let old = world.run.status.clone();
                 events::publish(context, old.as_ref(), &written).await;
                 count(context, old.as_ref(), written.status.as_ref(), now);
+                if written.status.as_ref().is_some_and(|new| wake::is_news(old.as_ref(), new)) {
+                    // Nobody listens only when the controller ends.
+                    let _ = news.unbounded_send((*written).clone());
+                }
                 world = dereference::around(context, *written).await?;
+            }
+            Applied::Told(failures) => {
+                family.told = Some(failures);
+                world = dereference::around(context, world.run).await?;
             }
             Applied::Changed => world = dereference::around(context, world.run).await?,
         }
@@ -175,11 +208,12 @@ fn kind(step: &plan::Step) -> &'static str {
         plan::Step::ReleasePod => "ReleasePod",
         plan::Step::ReleaseRun => "ReleaseRun",
         plan::Step::DeleteRun => "DeleteRun",
+        plan::Step::StopDescendants => "StopDescendants",
         plan::Step::Wait(_) => "Wait",
     }
 }
 
-fn on_error(run: Arc<SubagentRun>, error: &Error, _: Arc<Context>) -> Action {
+fn on_error(run: Arc<SubagentRun>, error: &Error, _: Arc<Reconciler>) -> Action {
     let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
     match error {
         Error::Write(WriteError::Conflict(_) | WriteError::Gone(_)) => {

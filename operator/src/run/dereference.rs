@@ -108,7 +108,11 @@ async fn missing_prompt(client: &Client, namespace: &str, run: &SubagentRun) -> 
     Ok((!has_key).then(|| format!("{named} has no key {}; add it", reference.key)))
 }
 
-async fn node(client: &Client, pod: Option<&Pod>) -> Result<Node, ReadError> {
+/// Whether the node of a pod is there.
+///
+/// # Errors
+/// When the read fails.
+pub(super) async fn node(client: &Client, pod: Option<&Pod>) -> Result<Node, ReadError> {
     let name = pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone());
     let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Node::Present) };
     let nodes: Api<NodeObject> = Api::all(client.clone());

@@ -7,6 +7,7 @@
 pub mod apply;
 pub mod controller;
 pub mod dereference;
+pub mod descendants;
 pub mod events;
 pub mod orphans;
 pub mod outcome;

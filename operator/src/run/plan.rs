@@ -2,6 +2,7 @@
 //! out and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
 
 use super::{
+    descendants::{self, Family},
     outcome,
     status::{self, Stopped},
     validate::{self, Parent, Provider, Request, Verdict},
@@ -52,6 +53,8 @@ pub struct World {
     pub graces: Duration,
     /// How long a stopped pod is kept.
     pub pod_ttl: Duration,
+    /// The runs below this one; looked at while they are to stop with it, and once its time to live is over.
+    pub family: Family,
 }
 
 impl World {
@@ -66,6 +69,7 @@ impl World {
             node: Node::Present,
             graces: Duration::ZERO,
             pod_ttl,
+            family: Family::default(),
         }
     }
 }
@@ -87,6 +91,8 @@ pub enum Step {
     ReleaseRun,
     /// Delete the run: its time to live is over.
     DeleteRun,
+    /// Cancel the runs below this one, and delete them when it is being deleted.
+    StopDescendants,
     /// Nothing to do until something changes or the time passes.
     Wait(Option<Duration>),
 }
@@ -100,7 +106,7 @@ pub fn next(world: &World, now: Timestamp) -> Step {
         return Step::Wait(None);
     }
     if status.phase.is_some_and(|phase| phase.is_terminal()) {
-        return after_end(world, &status, now);
+        return descendants::first(world, &status, after_end(world, &status, now), now);
     }
     if status.attempt.is_none() {
         return before_acceptance(world, &status, now);
@@ -109,14 +115,15 @@ pub fn next(world: &World, now: Timestamp) -> Step {
         // Somebody took it off by hand; without it the run could go before its pod.
         return Step::AddFinalizer;
     }
-    during(world, &status, now)
+    descendants::first(world, &status, during(world, &status, now), now)
 }
 
 fn has_finalizer(run: &SubagentRun) -> bool {
     run.metadata.finalizers.iter().flatten().any(|name| name == names::RUN_FINALIZER)
 }
 
-fn wants_stop(run: &SubagentRun) -> bool {
+/// True when the run is cancelled or being deleted; both are a cancel.
+pub fn wants_stop(run: &SubagentRun) -> bool {
     run.spec.cancel || run.metadata.deletion_timestamp.is_some()
 }
 
@@ -234,8 +241,10 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
         let done = status::ended(run, old, &outcome, now);
         return Step::Status(Box::new(status::stopped(run, done, stopped, now)));
     }
-    // Phase stays Cancelling until the stop is proven; a start that failed is rolled back before it settles (c8).
-    if outcome.phase != subagent_crds::Phase::Cancelled && status::is_started(&status::ended(run, old, &outcome, now)) {
+    // Phase stays Cancelling until the stop is proven; a start that failed is rolled back before it settles (c8). One whose
+    // end waits for its descendants has its own worker stopped meanwhile.
+    let is_held = outcome.phase == subagent_crds::Phase::Cancelled || descendants::hold_its_end(world);
+    if !is_held && status::is_started(&status::ended(run, old, &outcome, now)) {
         return Step::Status(Box::new(status::ended(run, old, &outcome, now)));
     }
     if outcome.phase == subagent_crds::Phase::Cancelled && old.stopping.is_none() {
@@ -248,7 +257,7 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
     let said = last_word.and_then(|last| last.at.parse::<Timestamp>().ok());
     let since = old.stopping.as_ref().map(|stop| stop.at.0).or(said).unwrap_or(now);
     let exit_by = since + world.graces + REPORT_MARGIN;
-    let stuck_at = exit_by + STUCK_AFTER;
+    let stuck_at = stuck_at(world, exit_by);
     if now >= stuck_at {
         return Step::Status(Box::new(status::stuck(run, old, &outcome, now)));
     }
@@ -257,6 +266,13 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
         return Step::DeletePod;
     }
     soonest([Some(exit_by).filter(|at| *at > now), Some(stuck_at)], now)
+}
+
+/// When a stop without proof counts as stuck: beyond the time its worker had, and beyond the grace its pod was deleted with
+/// (a pod's deletionTimestamp is when that ends).
+fn stuck_at(world: &World, due: Timestamp) -> Timestamp {
+    let deleted = world.pod.as_ref().and_then(|pod| pod.metadata.deletion_timestamp.as_ref());
+    deleted.map_or(due, |by| by.0.max(due)) + STUCK_AFTER
 }
 
 /// Before "turn 1 is starting" is stored nothing has happened that could happen twice: an attempt that was lost through
@@ -346,7 +362,7 @@ fn stop_pod(
         return Step::Status(Box::new(status::stopped(run, done, proof, now)));
     }
     let report_due = stop.at.0 + world.graces + REPORT_MARGIN;
-    let stuck_at = report_due + STUCK_AFTER;
+    let stuck_at = stuck_at(world, report_due);
     // A connected worker gets the cancel over the link and may report its end while the pod and its log stay; a run that
     // is deleted, or whose worker never spoke, has nothing to wait for.
     let at_once = run.metadata.deletion_timestamp.is_some() || report.is_none();
@@ -399,7 +415,7 @@ fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
         if pod.metadata.deletion_timestamp.is_none() && (deleting || now >= kept_until) {
             return Step::DeletePod;
         }
-        if !deleting {
+        if !deleting && !is_outlived(run, now) {
             return soonest([Some(kept_until).filter(|at| *at > now), ttl(old)], now);
         }
     }
@@ -410,6 +426,11 @@ fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
         Some(at) if now >= at => Step::DeleteRun,
         at => soonest([at], now),
     }
+}
+
+/// Whether the run is over and its time to live as well.
+pub fn is_outlived(run: &SubagentRun, now: Timestamp) -> bool {
+    run.status.as_ref().and_then(ttl).is_some_and(|at| now >= at)
 }
 
 fn ttl(status: &SubagentRunStatus) -> Option<Timestamp> {
@@ -490,7 +511,7 @@ fn stop_reason(
         return Some((problem.reason, format!("{} {}", problem.message, problem.reason.facts().remedy)));
     }
     if start_deadline(run, old).is_some_and(|at| now >= at) {
-        let stage = status::stage(old, observed);
+        let stage = status::stage(old, observed, world.pod.as_ref());
         // A start that was seen failing for a reason ends with that reason.
         let reason = problem.map_or(Reason::StartDeadlineExceeded, |problem| problem.reason);
         let seconds = effective(old).start_deadline_seconds;

@@ -1,6 +1,7 @@
 //! Tables for the planner: one stored situation, one expected step.
 
 use super::{
+    descendants::Family,
     plan::{Step, World, next},
     status::is_started,
     validate::Provider,
@@ -12,13 +13,13 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use subagent_crds::{Phase, SubagentProvider, SubagentRun, SubagentRunStatus, conditions};
 
-const CREATED: &str = "2026-01-01T00:00:00Z";
+pub(super) const CREATED: &str = "2026-01-01T00:00:00Z";
 
-fn at(seconds: i64) -> Timestamp {
+pub(super) fn at(seconds: i64) -> Timestamp {
     CREATED.parse::<Timestamp>().unwrap() + Duration::from_secs(seconds.unsigned_abs())
 }
 
-fn merged(base: Value, extra: Value) -> Value {
+pub(super) fn merged(base: Value, extra: Value) -> Value {
     match (base, extra) {
         (Value::Object(mut base), Value::Object(extra)) => {
             for (key, value) in extra {
@@ -31,7 +32,7 @@ fn merged(base: Value, extra: Value) -> Value {
     }
 }
 
-fn run(extra: Value) -> SubagentRun {
+pub(super) fn run(extra: Value) -> SubagentRun {
     let base = json!({
         "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentRun",
         "metadata": {"name": "r", "namespace": "n", "uid": "run-uid", "generation": 1, "creationTimestamp": CREATED, "finalizers": ["subagents.dev/run-stopped"]},
@@ -51,7 +52,7 @@ fn provider(extra: Value) -> SubagentProvider {
     serde_json::from_value(merged(base, extra)).unwrap()
 }
 
-fn pod(state: Value, extra: Value) -> Pod {
+pub(super) fn pod(state: Value, extra: Value) -> Pod {
     let base = json!({
         "metadata": {"name": "r-1", "uid": "pod-uid", "creationTimestamp": CREATED, "finalizers": ["subagents.dev/proof-of-stop"],
             "ownerReferences": [{"apiVersion": "x", "kind": "SubagentRun", "name": "r", "uid": "run-uid", "controller": true}]},
@@ -61,36 +62,38 @@ fn pod(state: Value, extra: Value) -> Pod {
     serde_json::from_value(merged(base, extra)).unwrap()
 }
 
-fn running() -> Pod {
+pub(super) fn running() -> Pod {
     pod(json!({"running": {}}), json!({}))
 }
 
-fn exited() -> Pod {
+pub(super) fn exited() -> Pod {
     pod(json!({"terminated": {"exitCode": 0}}), json!({}))
 }
 
-fn accepted() -> Value {
+pub(super) fn accepted() -> Value {
     json!({"status": {"phase": "Starting", "attempt": 1, "attempts": [{"number": 1, "podName": "r-1"}],
         "lineage": {"depth": 1, "rootUID": "run-uid"},
         "effective": {"startDeadlineSeconds": 600, "ttlSecondsAfterFinished": 1000, "maxAttempts": 3}}})
 }
 
-fn with_pod() -> Value {
+pub(super) fn with_pod() -> Value {
     merged(accepted(), json!({"status": {"podUID": "pod-uid"}}))
 }
 
-fn report(extra: Value) -> Value {
+pub(super) fn report(extra: Value) -> Value {
     let base = json!({"podUID": "pod-uid", "attempt": 1, "seq": 1, "session": {"id": "s", "how": "New"}, "turns": [{"turn": 1}], "turnCount": 1});
     json!({"status": {"report": merged(base, extra)}})
 }
 
-fn finished(stop: &str, reason: &str) -> Value {
+pub(super) fn finished(stop: &str, reason: &str) -> Value {
     let last = json!({"final": {"stopReason": stop, "reason": reason, "at": "2026-01-01T00:00:09Z"}});
     merged(report(last), json!({"status": {"result": {"podUID": "pod-uid", "text": "out", "sha256": "", "size": 3}}}))
 }
 
-fn world(run: SubagentRun, pod: Option<Pod>) -> World {
-    World { pod, graces: Duration::from_secs(19), provider: ready(), ..World::new(run, Duration::from_secs(300)) }
+pub(super) fn world(run: SubagentRun, pod: Option<Pod>) -> World {
+    // Nobody is below it.
+    let family = Family { found: Some(vec![]), told: None };
+    World { pod, graces: Duration::from_secs(19), provider: ready(), family, ..World::new(run, Duration::from_secs(300)) }
 }
 
 fn ready() -> Provider {
@@ -110,19 +113,19 @@ fn c5_a_provider_that_does_not_decode_is_one_that_is_not_ready() {
     assert_eq!(status(next(&world, at(600))).phase, Some(Phase::Rejected));
 }
 
-fn status(step: Step) -> SubagentRunStatus {
+pub(super) fn status(step: Step) -> SubagentRunStatus {
     match step {
         Step::Status(status) => *status,
         other => panic!("a status write was expected, not {other:?}"),
     }
 }
 
-fn stopped(status: &SubagentRunStatus) -> Option<(&str, &str)> {
+pub(super) fn stopped(status: &SubagentRunStatus) -> Option<(&str, &str)> {
     conditions::get(&status.conditions, conditions::STOPPED).map(|c| (c.status.as_str(), c.reason.as_str()))
 }
 
 /// Follows the planner through its own status writes until it does something else.
-fn settle(world: &mut World, now: Timestamp) -> Step {
+pub(super) fn settle(world: &mut World, now: Timestamp) -> Step {
     for _ in 0..10 {
         match next(world, now) {
             Step::Status(status) => world.run.status = Some(*status),
@@ -610,6 +613,19 @@ fn t1_a_terminal_run_only_proves_its_stop_and_cleans_up() {
     world.pod = None;
     assert_eq!(next(&world, at(311)), Step::Wait(Some(Duration::from_secs(699))));
     assert_eq!(next(&world, at(1010)), Step::DeleteRun);
+}
+
+/// S9: a run may be kept for a shorter time than pods are; it takes its pod along, and nothing spins in between.
+#[test]
+fn s9_a_run_whose_time_is_over_before_its_pods_goes_with_it() {
+    let short = json!({"status": {"phase": "Completed", "finishedAt": "2026-01-01T00:00:10Z", "effective": {"ttlSecondsAfterFinished": 60},
+        "conditions": [{"type": "Stopped", "status": "True", "reason": "X", "message": "", "lastTransitionTime": CREATED}]}});
+    let mut world = world(run(merged(with_pod(), short)), Some(exited()));
+    world.pod.as_mut().unwrap().metadata.finalizers = None;
+    assert_eq!(next(&world, at(12)), Step::Wait(Some(Duration::from_secs(58))));
+    assert_eq!(next(&world, at(70)), Step::DeleteRun);
+    world.run.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(70)));
+    assert_eq!(next(&world, at(70)), Step::DeletePod);
 }
 
 /// S8, N3: nothing tells that a node is gone, nor of a pod that lost its labels: an overdue proof is looked for until it

@@ -8,13 +8,17 @@ use super::{
 };
 use crate::{
     naming,
-    pod::{Observed, Proof, observe::Ended},
+    pod::{
+        Observed, Proof,
+        observe::{Ended, waits_for},
+    },
 };
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use subagent_crds::{
     Phase, Reason, SubagentRun, SubagentRunStatus,
     bounds::ATTEMPTS,
     conditions::{self, Status},
+    names,
     run_status::{Attempt, Stopping},
 };
 
@@ -28,6 +32,11 @@ pub enum Stopped {
     /// The pod was removed by force.
     ObjectGone,
 }
+
+/// Reason of a stop that could not be proven in time.
+pub const CLEANUP_FAILED: &str = "CleanupFailed";
+/// Reason of a stop that waits for the runs below.
+pub const DESCENDANTS_LIVE: &str = "DescendantsLive";
 
 /// True once the ACP session existed (contract c8).
 pub fn is_started(status: &SubagentRunStatus) -> bool {
@@ -250,17 +259,16 @@ fn fold(old: &SubagentRunStatus) -> SubagentRunStatus {
 }
 
 /// What the run was last seen doing, for the message of a start deadline.
-pub fn stage(status: &SubagentRunStatus, observed: Option<&Observed>) -> String {
+pub fn stage(status: &SubagentRunStatus, observed: Option<&Observed>, pod: Option<&Pod>) -> String {
     if let Some(report) = current_report(status).filter(|report| !report.stage.is_empty()) {
         return format!("stage {} of the worker", report.stage);
     }
     match observed {
         None => status.message.clone().unwrap_or_else(|| "no worker pod".into()),
         Some(Observed { problem: Some(problem), .. }) => format!("{}: {}", problem.reason, problem.message),
-        Some(_) => {
-            "the worker pod exists, its worker has not reported (not scheduled, starting, connecting or initializing)"
-                .into()
-        }
+        Some(_) => pod.and_then(waits_for).unwrap_or_else(|| {
+            "the worker pod exists, its worker has not reported (not scheduled, connecting or initializing)".into()
+        }),
     }
 }
 
@@ -330,16 +338,56 @@ fn stopped_words(how: Stopped) -> (&'static str, &'static str) {
     }
 }
 
+/// Nothing but live descendants keeps the run from its end, or they and what keeps its own pod (`own`).
+pub fn held(
+    run: &SubagentRun,
+    old: &SubagentRunStatus,
+    own: Option<&str>,
+    names: &str,
+    now: Timestamp,
+) -> SubagentRunStatus {
+    let mut new = old.clone();
+    let mut message = format!("waiting for descendants to stop: {names}");
+    if let Some(own) = own {
+        message = format!("{own}; {message}");
+    }
+    // The message of another reason than a cancel is what the run will end with.
+    if old.stopping.as_ref().is_some_and(|stop| stop.reason == Reason::Cancelled.as_str()) {
+        say(&mut new, &message);
+    }
+    set(run, &mut new, conditions::STOPPED, Status::False, DESCENDANTS_LIVE, &message, now);
+    new
+}
+
+/// The run is over and deleted, and stays for its descendants.
+pub fn outlived(old: &SubagentRunStatus, names: &str) -> SubagentRunStatus {
+    let mut new = old.clone();
+    say(&mut new, &format!("being deleted; waiting for descendants to stop: {names}"));
+    new
+}
+
 /// A stop that cannot be proven in time. The run settles, and goes on looking for the proof.
 pub fn stuck(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now: Timestamp) -> SubagentRunStatus {
-    let pod = old.attempts.first().map(|attempt| attempt.pod_name.clone()).unwrap_or_default();
-    let message = format!("pod {pod} could not be proven stopped: {}", Reason::CleanupFailed.facts().remedy);
+    let message = not_proven(run, old);
     let outcome = if outcome.phase == Phase::Cancelled {
         Outcome { reason: Reason::CleanupFailed, message: message.clone(), ..outcome.clone() }
     } else {
         outcome.clone()
     };
     let mut new = ended(run, old, &outcome, now);
-    set(run, &mut new, conditions::STOPPED, Status::False, "CleanupFailed", &message, now);
+    set(run, &mut new, conditions::STOPPED, Status::False, CLEANUP_FAILED, &message, now);
     new
+}
+
+/// Which pod is not proven stopped, and what to do, word for word.
+fn not_proven(run: &SubagentRun, status: &SubagentRunStatus) -> String {
+    let pod = status.attempts.first().map(|attempt| attempt.pod_name.as_str()).unwrap_or_default();
+    let (name, namespace) = (&run.metadata.name, &run.metadata.namespace);
+    format!(
+        "pod {pod} could not be proven stopped: bring its node back; or, once the pod is known to be dead, release it: kubectl annotate subagentrun {} --namespace {} {}={}",
+        name.as_deref().unwrap_or_default(),
+        namespace.as_deref().unwrap_or_default(),
+        names::RELEASE_ANNOTATION,
+        status.pod_uid.as_deref().unwrap_or_default(),
+    )
 }

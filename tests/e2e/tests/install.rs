@@ -2,9 +2,11 @@
 //! anew, so that the last one looks at the audit log of all others.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, cluster, collector, collector::seen_event, commands::helm, in_namespace,
+    RunView, ScriptedProvider, cluster, collector, collector::seen_event,
+    commands::{helm, kubectl}, in_namespace,
     namespace::PATIENCE, run, status::end,
 };
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use std::time::Duration;
 use subagent_crds::{Phase, SubagentRun, conditions};
@@ -28,7 +30,19 @@ async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof
             ns.run_until(name, "Running", |run| run.phase() == Some(Phase::Running)).await;
         }
 
-        helm(&["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
+        let finished = ns.finish(&run("finished", "nothing left to prove")).await;
+        let said = helm(&["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
+        // What is over is let go; what lives is named and keeps its finalizer.
+        ns.kubectl(&["delete", "subagentrun", "finished", "--wait=false"]);
+        ns.gone::<SubagentRun>("finished", &finished.uid().unwrap_or_default(), PATIENCE).await;
+        ns.gone::<Pod>(&finished.pod_name(), &finished.seen().pod_uid.unwrap_or_default(), PATIENCE).await;
+        for name in ["steady", "ending", "deleted"] {
+            assert!(said.contains(&format!("run {name} in namespace {} is Running", ns.name)), "{said}");
+            assert!(!ns.run(name).await.finalizers().is_empty(), "c50: {name} lost its finalizer");
+        }
+        assert!(cluster::operator_pods(&ns.client).await.is_empty());
+        let left = kubectl(&["get", "jobs,serviceaccounts", "--namespace", cluster::OPERATOR_NAMESPACE, "--output", "name"]);
+        assert!(!left.contains("uninstall"), "{left}");
         ns.kubectl(&["delete", "subagentrun", "deleted", "--wait=false"]);
         collector.open_gate("uninstalled");
         // The outage itself is what is tested here.

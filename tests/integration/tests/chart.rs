@@ -88,6 +88,17 @@ fn the_switches_leave_out_what_they_say() {
     );
     assert_eq!(without("admissionPolicies.enabled=false").len(), 6, "three policies and their bindings");
     assert_eq!(without("metrics.service.enabled=false"), ["Service subagent-operator-metrics"]);
+    assert_eq!(
+        without("uninstall.hook.enabled=false"),
+        [
+            "ClusterRole subagent-operator-uninstall",
+            "ClusterRoleBinding subagent-operator-uninstall",
+            "Job subagent-operator-uninstall",
+            "Role subagent-operator-uninstall",
+            "RoleBinding subagent-operator-uninstall",
+            "ServiceAccount subagent-operator-uninstall",
+        ]
+    );
     assert_eq!(without("serviceAccount.create=false,serviceAccount.name=mine"), ["ServiceAccount subagent-operator"]);
     assert_eq!(
         without("rbac.aggregateToDefaultRoles=false"),
@@ -156,6 +167,26 @@ async fn the_operators_pod_is_restricted() {
     pod["spec"]["securityContext"]["runAsUser"] = json!(0);
     let typed: Pod = serde_json::from_value(pod).expect("a pod");
     namespace.api::<Pod>().create(&dry_run, &typed).await.expect_err("root is refused");
+    // The pod of the uninstall hook, too; and no Service and no budget takes it for the operator's.
+    let mut hook = find(&objects, "Job", "subagent-operator-uninstall")["spec"]["template"].clone();
+    let selector = deployment["spec"]["selector"]["matchLabels"].as_object().expect("a selector");
+    assert!(selector.iter().all(|(key, value)| hook["metadata"]["labels"][key] != *value), "{hook}");
+    hook["metadata"]["name"] = json!("uninstall");
+    hook["spec"]["serviceAccountName"] = json!("default");
+    let typed: Pod = serde_json::from_value(hook).expect("a pod");
+    namespace.api::<Pod>().create(&dry_run, &typed).await.expect("the strictest level takes the hook's pod");
+}
+
+/// What exists only for the uninstall is no part of the release: Helm makes it then, and takes it away again.
+#[test]
+fn s6_the_uninstall_hook_leaves_nothing_behind() {
+    let all = render("s", &[]);
+    let hooks: Vec<&Value> = all.iter().filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete").collect();
+    assert_eq!(hooks.len(), 6);
+    for hook in hooks {
+        let policy = &hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"];
+        assert_eq!(policy, "before-hook-creation,hook-succeeded", "{hook}");
+    }
 }
 
 /// D6: the operator's rights, word for word. Whoever widens them sees it in the diff.

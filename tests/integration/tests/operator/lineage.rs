@@ -7,7 +7,7 @@ use kube::{
 };
 use serde_json::json;
 use subagent_crds::{
-    Phase, SubagentRun, conditions,
+    Phase, SubagentRun, conditions, names,
     run::{ParentKind, ParentRef},
     run_status::Lineage,
 };
@@ -71,17 +71,17 @@ async fn c11_c12_c15_depth_caps_and_ancestors_come_from_real_parents() {
     child(&world, "capped", &leaf, Some(100)).await;
     refused(&world, "capped", "DepthExceeded").await;
 
-    // c15: the one between is deleted, the descendant is still found from the root, and names it.
+    // c15: the one between is deleted when all are over; the descendant is still found from the root, and names it.
+    world.node.collector().open_gate("open");
+    for name in ["root", "middle", "leaf"] {
+        assert_eq!(end(&world.stopped(name).await), (Phase::Completed, "Completed"));
+    }
     world.delete_run("middle").await;
     world.gone("middle").await;
-    let query = ListParams::default().fields(&format!("status.lineage.rootUID={root_uid}"));
+    let query = ListParams::default().fields(&format!("{}={root_uid}", names::ROOT_UID_FIELD));
     let found = world.namespace.api::<SubagentRun>().list(&query).await.expect("descendants");
     let leaf = found.items.iter().find(|run| run.name_any() == "leaf").expect("the leaf is found");
     assert_eq!(status(leaf).lineage.as_ref(), Some(&below));
-    world.node.collector().open_gate("open");
-    for name in ["root", "leaf"] {
-        assert_eq!(end(&world.stopped(name).await), (Phase::Completed, "Completed"));
-    }
     operator.stop().await;
     world.finish().await;
 }

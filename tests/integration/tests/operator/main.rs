@@ -23,4 +23,5 @@ mod providers;
 mod refusals;
 mod restarts;
 mod starting;
+mod tree;
 mod undecodable;

@@ -292,13 +292,24 @@ impl TestNode {
         let _ = self.pods().delete(&name, &params).await;
     }
 
+    /// Removes the node from the cluster, whatever runs on it.
+    pub async fn vanish(&self) {
+        let nodes: Api<Node> = Api::all(self.0.namespace.client.clone());
+        nodes.delete(&self.0.name, &DeleteParams::default()).await.expect("the node");
+    }
+
     /// Reports that the containers ended.
     pub async fn mark_ended(&self, pod: &Pod, code: i32) {
+        self.patch_status(pod, self.ended(pod, code)).await;
+    }
+
+    /// The status of a pod whose containers ended.
+    pub fn ended(&self, pod: &Pod, code: i32) -> Value {
         let reason = if code == 0 { "Completed" } else { "Error" };
         let ended =
             json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": now(), "finishedAt": now()}});
         let phase = if code == 0 { "Succeeded" } else { "Failed" };
-        self.patch_status(pod, json!({"phase": phase, "containerStatuses": [container(pod, ended)]})).await;
+        json!({"phase": phase, "containerStatuses": [container(pod, ended)]})
     }
 
     /// Writes into a pod's status; a pod that is gone is left alone.

@@ -35,7 +35,8 @@ impl Rights {
         let (full, watched) = (format!("fullnameOverride={release}"), format!("watchNamespaces={{{name}}}"));
         let aggregate = "rbac.aggregateToDefaultRoles=false";
         for object in chart::render(name, &["--set", &full, "--set", &watched, "--set", aggregate]) {
-            if object["apiVersion"] == "rbac.authorization.k8s.io/v1" {
+            let is_hook = object["metadata"]["annotations"]["helm.sh/hook"].is_string();
+            if object["apiVersion"] == "rbac.authorization.k8s.io/v1" && !is_hook {
                 apply(namespace, &object).await;
             }
         }

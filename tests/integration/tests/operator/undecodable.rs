@@ -104,13 +104,23 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up()
     world.run("completes", "provider", "hello").await;
     world.run("is-cancelled", "provider", "!hang").await;
     world.event("is-cancelled", "prompt", "").await;
+    // c51: one that stands in the tree below holds up nobody's end.
+    let uid = world.namespace.api::<SubagentRun>().get("is-cancelled").await.expect("the run").uid().expect("a UID");
+    let resource = ApiResource::erase::<SubagentRun>(&());
+    let untyped: Api<DynamicObject> =
+        Api::namespaced_with(world.namespace.client.clone(), &world.namespace.name, &resource);
+    let lineage = json!({"status": {"phase": "Running",
+        "lineage": {"depth": 2, "parentUID": uid, "rootUID": uid, "ancestors": [uid]}}});
+    untyped.patch_status(OLD, &PatchParams::default(), &Patch::Merge(&lineage)).await.expect("a place in the tree");
     world.cancel("is-cancelled").await;
     assert_eq!(end(&world.stopped("completes").await), (Phase::Completed, "Completed"));
     let cancelled = world.stopped("is-cancelled").await;
     assert_eq!(end(&cancelled), (Phase::Cancelled, "Cancelled"));
     assert!(conditions::is_true(&status(&cancelled).conditions, conditions::STARTED));
+    let log = operator.log();
+    let told = |line: &str| line.contains("WARN") && line.contains(OLD) && line.contains("a run of this tree");
+    assert!(log.lines().any(told), "the one in the tree is not reported:\n{log}");
     for kind in ["SubagentRun", "SubagentProvider"] {
-        let log = operator.log();
         let reported =
             |line: &str| line.contains("WARN") && line.contains(OLD) && line.contains(&format!("kind={kind}"));
         assert!(log.lines().any(reported), "the {kind} is not reported:\n{log}");

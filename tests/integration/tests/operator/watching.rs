@@ -54,4 +54,9 @@ where
     pub fn first(&self, fits: impl Fn(&Version<K>) -> bool) -> Option<u64> {
         self.0.lock().expect("the history").iter().find(|version| fits(version)).map(|version| version.at)
     }
+
+    /// The newest version that fits.
+    pub fn last(&self, fits: impl Fn(&Version<K>) -> bool) -> Option<Version<K>> {
+        self.0.lock().expect("the history").iter().rev().find(|version| fits(version)).cloned()
+    }
 }

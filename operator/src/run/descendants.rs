@@ -1,0 +1,194 @@
+//! The runs below a run: a cancel or a deletion reaches all of them (contract c51), and a run's end waits for theirs.
+//!
+//! Everything is decided from live reads, so a crash at any point changes nothing. No descendant can slip through: a child
+//! stores its lineage before it reads its parent a last time, and a parent's stop is stored before its descendants are
+//! listed. Either that read sees the stop, or that list sees the child.
+
+pub mod find;
+pub mod tell;
+pub mod wake;
+
+#[cfg(test)]
+mod tests;
+
+use super::{
+    plan::{Step, World, wants_stop},
+    status,
+};
+use k8s_openapi::jiff::Timestamp;
+use std::time::Duration;
+use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions};
+
+/// How often live descendants are looked at while something waits for them. Their ends wake their ancestors; this is for
+/// what nobody hears of, such as a finalizer that was taken off by force.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// How soon a descendant that could not be told to stop is told again.
+const TELL_AGAIN: Duration = Duration::from_secs(2);
+/// How often a run whose time to live is over looks whether its descendants are done.
+const TTL_LOOK: Duration = Duration::from_secs(60);
+/// Descendants that a condition names; more are only said to be there.
+const NAMED: usize = 8;
+
+/// A run below another, as far as the ones above it care.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Descendant {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its depth in the tree.
+    pub depth: i32,
+    /// True when `spec.cancel` is set.
+    pub cancelled: bool,
+    /// True when it is being deleted.
+    pub deleting: bool,
+    /// Where it stands.
+    pub phase: Option<Phase>,
+    /// True when it is proven stopped.
+    pub stopped: bool,
+    /// When its phase became terminal.
+    pub finished_at: Option<Timestamp>,
+}
+
+impl Descendant {
+    /// What is known of a run, if it is below the one with that UID.
+    pub fn below(ancestor: &str, run: &SubagentRun) -> Option<Self> {
+        let status = run.status.as_ref()?;
+        let lineage = status.lineage.as_ref()?;
+        lineage.ancestors.iter().any(|uid| uid == ancestor).then(|| Self {
+            name: run.metadata.name.clone().unwrap_or_default(),
+            uid: run.metadata.uid.clone().unwrap_or_default(),
+            depth: lineage.depth,
+            cancelled: run.spec.cancel,
+            deleting: run.metadata.deletion_timestamp.is_some(),
+            phase: status.phase,
+            stopped: conditions::is_true(&status.conditions, conditions::STOPPED),
+            finished_at: status.finished_at.as_ref().map(|time| time.0),
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase.is_some_and(Phase::is_terminal)
+    }
+
+    /// False once it is terminal and Stopped: then it counts as cancelled.
+    pub fn is_live(&self) -> bool {
+        !(self.is_over() && self.stopped)
+    }
+
+    /// Whether it has to be told that it is cancelled.
+    pub fn is_to_cancel(&self) -> bool {
+        !self.is_over() && !self.cancelled && !self.deleting
+    }
+
+    /// Whether it is to be deleted with an ancestor whose deletion began then: it was still alive at that time. One that
+    /// had finished before stays for its own time to live.
+    pub fn is_to_delete(&self, since: Timestamp) -> bool {
+        !self.deleting && (self.is_live() || self.finished_at.is_some_and(|at| at >= since))
+    }
+}
+
+/// What a reconcile knows of the runs below its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Family {
+    /// All descendants, from a live list that was made after no more could be admitted; none when nobody asked.
+    pub found: Option<Vec<Descendant>>,
+    /// The failures of telling them to stop in this reconcile; none while that was not tried.
+    pub told: Option<Vec<String>>,
+}
+
+impl Family {
+    fn live(&self) -> Vec<&Descendant> {
+        self.found.iter().flatten().filter(|one| one.is_live()).collect()
+    }
+
+    fn failures(&self) -> &[String] {
+        self.told.as_deref().unwrap_or_default()
+    }
+}
+
+/// Whether this run's descendants are to stop with it: it is cancelled or being deleted, and since that is stored nobody
+/// is admitted below it any more.
+pub fn are_to_stop(run: &SubagentRun) -> bool {
+    let Some(status) = &run.status else { return false };
+    let is_closed = status.stopping.is_some() || status.phase.is_some_and(Phase::is_terminal);
+    wants_stop(run) && status.lineage.is_some() && is_closed
+}
+
+/// Since when the run is being deleted.
+pub fn deleting_since(run: &SubagentRun) -> Option<Timestamp> {
+    run.metadata.deletion_timestamp.as_ref().map(|time| time.0)
+}
+
+/// Whether the run's own end has to wait for that of others.
+pub fn hold_its_end(world: &World) -> bool {
+    are_to_stop(&world.run) && !world.family.live().is_empty()
+}
+
+/// The next step of a run, given what it would be if nobody was below it.
+pub fn first(world: &World, old: &SubagentRunStatus, alone: Step, now: Timestamp) -> Step {
+    let run = &world.run;
+    let stops = are_to_stop(run);
+    let was_over = old.phase.is_some_and(Phase::is_terminal);
+    let ends = match &alone {
+        Step::Status(new) => !was_over && new.phase.is_some_and(Phase::is_terminal),
+        Step::ReleaseRun | Step::DeleteRun => true,
+        _ => false,
+    };
+    let Some(found) = &world.family.found else {
+        // The run changed while its world was read: nothing is ended before its descendants were looked at.
+        let unseen = stops && ends || alone == Step::DeleteRun;
+        return if unseen { Step::Wait(Some(TELL_AGAIN)) } else { alone };
+    };
+    if stops && world.family.told.is_none() {
+        let since = deleting_since(run);
+        let untold = |one: &Descendant| one.is_to_cancel() || since.is_some_and(|since| one.is_to_delete(since));
+        if found.iter().any(untold) {
+            return Step::StopDescendants;
+        }
+    }
+    let live = world.family.live();
+    let failures = world.family.failures();
+    let at_most = |wait: Option<Duration>, most| Step::Wait(Some(wait.map_or(most, |wait| wait.min(most))));
+    match alone {
+        Step::DeleteRun if !live.is_empty() => Step::Wait(Some(TTL_LOOK)),
+        Step::ReleaseRun if !live.is_empty() => {
+            let wait = at_most(None, if failures.is_empty() { LOOK_AGAIN } else { TELL_AGAIN });
+            let said = status::outlived(old, &names(&live, failures));
+            if said == *old { wait } else { Step::Status(Box::new(said)) }
+        }
+        Step::Status(new) if stops && ends && !live.is_empty() => {
+            // What keeps the run itself from being proven stopped is said, too.
+            let own = conditions::get(&new.conditions, conditions::STOPPED).filter(|own| own.status == "False");
+            let own = own.filter(|own| own.reason == status::CLEANUP_FAILED).map(|own| own.message.as_str());
+            let said = status::held(run, old, own, &names(&live, failures), now);
+            let wait = at_most(None, if failures.is_empty() { LOOK_AGAIN } else { TELL_AGAIN });
+            if said == *old { wait } else { Step::Status(Box::new(said)) }
+        }
+        Step::Wait(wait) if stops && !failures.is_empty() => at_most(wait, TELL_AGAIN),
+        // One that was admitted in the last moment is found by the next look.
+        Step::Wait(wait) if stops && !was_over && !live.is_empty() => at_most(wait, LOOK_AGAIN),
+        other => other,
+    }
+}
+
+/// Who is waited for, and what went wrong, for a person. Those that are over and yet not proven stopped come first: they
+/// are what somebody has to look at.
+fn names(live: &[&Descendant], failures: &[String]) -> String {
+    let mut live = live.to_vec();
+    live.sort_by_key(|one| (!one.is_over(), one.depth, one.name.clone()));
+    let mut words: Vec<String> = live
+        .iter()
+        .take(NAMED)
+        .map(|one| if one.is_over() { format!("{} (not proven stopped)", one.name) } else { one.name.clone() })
+        .collect();
+    if live.len() > NAMED {
+        words.push("and others".into());
+    }
+    let mut text = words.join(", ");
+    if !failures.is_empty() {
+        let some: Vec<&str> = failures.iter().take(NAMED).map(String::as_str).collect();
+        text.push_str(&format!("; not told yet: {}", some.join("; ")));
+    }
+    text
+}

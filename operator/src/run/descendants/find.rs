@@ -1,0 +1,56 @@
+//! Finds the runs below a run, live.
+
+use super::{Descendant, Family, are_to_stop};
+use crate::{
+    api::{self, ReadError},
+    context::Context,
+    run::plan,
+};
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, api::ListParams, core::DeserializeGuard};
+use subagent_crds::{SubagentRun, names};
+
+/// Runs per page: each may carry half a megabyte of prompt, and none of it is kept.
+const PAGE: u32 = 50;
+
+impl Family {
+    /// Looks at the descendants where they matter: when they are to stop, or when the time to live of the run is over.
+    /// Without a live one the answer stays true, for nobody is admitted any more; else it is looked again.
+    ///
+    /// # Errors
+    /// When the list fails.
+    pub async fn look(&mut self, context: &Context, run: &SubagentRun, now: Timestamp) -> Result<(), ReadError> {
+        if !are_to_stop(run) && !plan::is_outlived(run, now) {
+            return Ok(());
+        }
+        if self.found.as_ref().is_some_and(|found| found.iter().all(|one| !one.is_live())) {
+            return Ok(());
+        }
+        self.found = Some(below(context, run).await?);
+        Ok(())
+    }
+}
+
+/// The descendants of a run, in any depth. One that does not decode is reported and not waited for: no controller looks
+/// after it either (pitfall C1).
+async fn below(context: &Context, run: &SubagentRun) -> Result<Vec<Descendant>, ReadError> {
+    let namespace = run.metadata.namespace.clone().unwrap_or_default();
+    let uid = run.metadata.uid.clone().unwrap_or_default();
+    let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
+    let Some(root) = lineage.map(|lineage| lineage.root_uid.as_str()) else { return Ok(vec![]) };
+    let runs: Api<DeserializeGuard<SubagentRun>> = Api::namespaced(context.client.clone(), &namespace);
+    let of_tree = ListParams::default().fields(&format!("{}={root}", names::ROOT_UID_FIELD)).limit(PAGE);
+    api::list(&runs, of_tree, "descendants", |guard| match guard.0 {
+        Ok(run) => Descendant::below(&uid, &run),
+        Err(invalid) => {
+            tracing::warn!(
+                namespace,
+                name = invalid.metadata.name.as_deref().unwrap_or_default(),
+                error = invalid.error,
+                "a run of this tree does not decode; a cancel does not reach it and nothing waits for it"
+            );
+            None
+        }
+    })
+    .await
+}

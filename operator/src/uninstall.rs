@@ -72,12 +72,12 @@ async fn end_operator(client: &Client, namespace: &str, name: &str) -> anyhow::R
         return Ok(());
     };
     let none = json!({"spec": {"replicas": 0}});
-    let scaled = deployments.patch_scale(name, &PatchParams::default(), &Patch::Merge(&none));
-    match api::write(format!("scaling {name}"), scaled).await {
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&none));
+    match api::write(format!("scaling {name}"), deployments.patch_scale(name, &params, &patch)).await {
         Ok(_) | Err(WriteError::Gone(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let labels = deployment.spec.and_then(|spec| spec.selector.match_labels).unwrap_or_default();
+    let labels = deployment.spec.selector.match_labels.unwrap_or_default();
     let selector: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let labelled = ListParams::default().labels(&selector.join(","));
@@ -130,8 +130,7 @@ fn left(guard: DeserializeGuard<SubagentRun>) -> Option<Left> {
 async fn release(client: &Client, run: &SubagentRun) -> anyhow::Result<()> {
     let namespace = run.namespace().unwrap_or_default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let labelled =
-        ListParams::default().labels(&format!("{}={}", names::RUN_UID_LABEL, run.uid().unwrap_or_default()));
+    let labelled = ListParams::default().labels(&format!("{}={}", names::RUN_UID_LABEL, run.uid().unwrap_or_default()));
     let is_held = |pod: &Pod| pod.finalizers().iter().any(|name| name == names::POD_FINALIZER);
     for pod in api::list(&pods, labelled, "worker pods", |pod| is_held(&pod).then_some(pod)).await? {
         if observe(&pod, Node::Present, false).proof.is_some() {

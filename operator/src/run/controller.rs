@@ -145,11 +145,7 @@ async fn reconcile(run: Arc<SubagentRun>, reconciler: Arc<Reconciler>) -> Result
     result
 }
 
-async fn steps(
-    run: &SubagentRun,
-    context: &Context,
-    news: &UnboundedSender<SubagentRun>,
-) -> Result<Action, Error> {
+async fn steps(run: &SubagentRun, context: &Context, news: &UnboundedSender<SubagentRun>) -> Result<Action, Error> {
     let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
     let Some(mut world) = dereference::read(context, &namespace, &name).await? else {
         return Ok(Action::await_change());

@@ -82,9 +82,9 @@ impl Descendant {
     }
 
     /// Whether it is to be deleted with an ancestor whose deletion began then: it was still alive at that time. One that
-    /// had finished before stays for its own time to live.
+    /// had finished before stays for its own time to live. (Stored times are whole seconds; within one, it stays.)
     pub fn is_to_delete(&self, since: Timestamp) -> bool {
-        !self.deleting && (self.is_live() || self.finished_at.is_some_and(|at| at >= since))
+        !self.deleting && (self.is_live() || self.finished_at.is_some_and(|at| at > since))
     }
 }
 

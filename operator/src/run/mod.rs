@@ -4,6 +4,7 @@
 //! a loop until there is nothing to do. The status of each step is computed purely and written with the resourceVersion
 //! it was computed from.
 
+pub mod after_end;
 pub mod apply;
 pub mod controller;
 pub mod dereference;

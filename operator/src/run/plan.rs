@@ -2,6 +2,7 @@
 //! out and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
 
 use super::{
+    after_end::after_end,
     descendants::{self, Family},
     outcome,
     status::{self, Stopped},
@@ -17,7 +18,7 @@ use crate::{
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use std::time::Duration;
 use subagent_crds::{
-    Reason, SubagentRun, SubagentRunStatus, conditions, names,
+    Reason, SubagentRun, SubagentRunStatus, names,
     report::{Final, Report},
     run_status::{Effective, Stopping},
 };
@@ -26,11 +27,6 @@ use subagent_crds::{
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// Time the worker has beside the graces to report the end of a cancelled turn before its pod is deleted.
 const REPORT_MARGIN: Duration = Duration::from_secs(15);
-/// How long a terminal run's worker may take to exit by itself before its pod is deleted.
-const EXIT_MARGIN: Duration = Duration::from_secs(60);
-/// How often a proof that is overdue is looked for: nothing tells that a node has gone, or how a pod ended whose labels
-/// somebody removed.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
 const RETRY_CREATE: Duration = Duration::from_secs(5);
 
@@ -136,7 +132,7 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis((at.as_millisecond() - now.as_millisecond()).max(1).unsigned_abs())
 }
 
-fn soonest(times: impl IntoIterator<Item = Option<Timestamp>>, now: Timestamp) -> Step {
+pub(super) fn soonest(times: impl IntoIterator<Item = Option<Timestamp>>, now: Timestamp) -> Step {
     Step::Wait(times.into_iter().flatten().min().map(|at| until(at, now)))
 }
 
@@ -237,22 +233,23 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
     } else {
         outcome::without_report(old, end.ended)
     };
+    let is_cancelled = outcome.phase == subagent_crds::Phase::Cancelled;
+    if is_cancelled && old.stopping.is_none() && (wants_stop(run) || end.stopped.is_none()) {
+        // The worker was quicker than our record of the cancel, which comes before anything below is looked at.
+        let (reason, message) = stop_reason(world, old, None, now)
+            .filter(|(reason, _)| *reason == Reason::Cancelled)
+            .unwrap_or((Reason::Cancelled, "the agent ended its turn as cancelled".into()));
+        return Step::Status(Box::new(status::stopping(run, old, reason, &message, now)));
+    }
     if let Some(stopped) = end.stopped {
         let done = status::ended(run, old, &outcome, now);
         return Step::Status(Box::new(status::stopped(run, done, stopped, now)));
     }
     // Phase stays Cancelling until the stop is proven; a start that failed is rolled back before it settles (c8). One whose
     // end waits for its descendants has its own worker stopped meanwhile.
-    let is_held = outcome.phase == subagent_crds::Phase::Cancelled || descendants::hold_its_end(world);
+    let is_held = is_cancelled || descendants::hold_its_end(world);
     if !is_held && status::is_started(&status::ended(run, old, &outcome, now)) {
         return Step::Status(Box::new(status::ended(run, old, &outcome, now)));
-    }
-    if outcome.phase == subagent_crds::Phase::Cancelled && old.stopping.is_none() {
-        // The worker was quicker than our record of the cancel.
-        let (reason, message) = stop_reason(world, old, None, now)
-            .filter(|(reason, _)| *reason == Reason::Cancelled)
-            .unwrap_or((Reason::Cancelled, "the agent ended its turn as cancelled".into()));
-        return Step::Status(Box::new(status::stopping(run, old, reason, &message, now)));
     }
     let said = last_word.and_then(|last| last.at.parse::<Timestamp>().ok());
     let since = old.stopping.as_ref().map(|stop| stop.at.0).or(said).unwrap_or(now);
@@ -318,7 +315,7 @@ struct End<'a> {
     sidecar_lives: bool,
 }
 
-fn pod_is_deleting(world: &World) -> bool {
+pub(super) fn pod_is_deleting(world: &World) -> bool {
     world.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some())
 }
 
@@ -375,71 +372,6 @@ fn stop_pod(
     soonest([Some(report_due).filter(|at| *at > now), Some(stuck_at)], now)
 }
 
-/// The phase is terminal: prove the stop, release, clean up.
-fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
-    let run = &world.run;
-    let deleting = run.metadata.deletion_timestamp.is_some();
-    let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
-    let finished = old.finished_at.as_ref().map_or(now, |time| time.0);
-    if !conditions::is_true(&old.conditions, conditions::STOPPED) {
-        let observed = ours.map(|pod| crate::pod::observe::observe(pod, world.node, released(run, pod)));
-        let proof = match &observed {
-            None if old.pod_uid.is_none() => Some(Stopped::NoPod),
-            None => Some(Stopped::ObjectGone),
-            Some(observed) => observed.proof.map(Stopped::Proof),
-        };
-        if let Some(proof) = proof {
-            return Step::Status(Box::new(status::stopped(run, old.clone(), proof, now)));
-        }
-        let sidecar_lives = observed.as_ref().is_some_and(|observed| observed.sidecar_lives);
-        let overdue = finished + world.graces + EXIT_MARGIN;
-        if !pod_is_deleting(world) && (deleting || sidecar_lives || now >= overdue) {
-            return Step::DeletePod;
-        }
-        return soonest([Some(overdue).filter(|at| *at > now).or(Some(now + LOOK_AGAIN))], now);
-    }
-    if let Some(pod) = ours {
-        // A pod that a paused predecessor of this process created too late: its worker is refused, it proves nothing yet.
-        let is_late = pod.metadata.uid != old.pod_uid;
-        if is_late && pod.metadata.deletion_timestamp.is_none() {
-            return Step::DeletePod;
-        }
-        let ended = crate::pod::observe::observe(pod, world.node, released(run, pod)).proof.is_some();
-        if is_late && !ended {
-            return Step::Wait(None);
-        }
-        if pod.metadata.finalizers.iter().flatten().any(|name| name == names::POD_FINALIZER) {
-            return Step::ReleasePod;
-        }
-        let kept_until = finished + world.pod_ttl;
-        if pod.metadata.deletion_timestamp.is_none() && (deleting || now >= kept_until) {
-            return Step::DeletePod;
-        }
-        if !deleting && !is_outlived(run, now) {
-            return soonest([Some(kept_until).filter(|at| *at > now), ttl(old)], now);
-        }
-    }
-    if deleting {
-        return Step::ReleaseRun;
-    }
-    match ttl(old) {
-        Some(at) if now >= at => Step::DeleteRun,
-        at => soonest([at], now),
-    }
-}
-
-/// Whether the run is over and its time to live as well.
-pub fn is_outlived(run: &SubagentRun, now: Timestamp) -> bool {
-    run.status.as_ref().and_then(ttl).is_some_and(|at| now >= at)
-}
-
-fn ttl(status: &SubagentRunStatus) -> Option<Timestamp> {
-    let seconds =
-        status.effective.as_ref().map_or(validate::TTL_SECONDS, |effective| effective.ttl_seconds_after_finished);
-    let finished = status.finished_at.as_ref()?.0;
-    Some(finished + Duration::from_secs(seconds.unsigned_abs()))
-}
-
 /// Ownership is matched by UID, never by name or label alone. A pod whose UID is stored stays ours when somebody takes its
 /// owner away (`--cascade=orphan` does): it is still what must be proven stopped.
 pub fn owned_by(pod: &Pod, run: &SubagentRun) -> bool {
@@ -452,7 +384,7 @@ pub fn owned_by(pod: &Pod, run: &SubagentRun) -> bool {
     owners.into_iter().any(|owner| owner.controller == Some(true) && Some(owner.uid.as_str()) == uid)
 }
 
-fn released(run: &SubagentRun, pod: &Pod) -> bool {
+pub(super) fn released(run: &SubagentRun, pod: &Pod) -> bool {
     let annotation = run.metadata.annotations.as_ref().and_then(|all| all.get(names::RELEASE_ANNOTATION));
     annotation.is_some() && annotation == pod.metadata.uid.as_ref()
 }

@@ -93,7 +93,13 @@ pub(super) fn finished(stop: &str, reason: &str) -> Value {
 pub(super) fn world(run: SubagentRun, pod: Option<Pod>) -> World {
     // Nobody is below it.
     let family = Family { found: Some(vec![]), told: None };
-    World { pod, graces: Duration::from_secs(19), provider: ready(), family, ..World::new(run, Duration::from_secs(300)) }
+    World {
+        pod,
+        graces: Duration::from_secs(19),
+        provider: ready(),
+        family,
+        ..World::new(run, Duration::from_secs(300))
+    }
 }
 
 fn ready() -> Provider {

@@ -2,9 +2,13 @@
 //! anew, so that the last one looks at the audit log of all others.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, cluster, collector, collector::seen_event,
-    commands::{helm, kubectl}, in_namespace,
-    namespace::PATIENCE, run, status::end,
+    RunView, ScriptedProvider, cluster, collector,
+    collector::seen_event,
+    commands::{helm, kubectl},
+    in_namespace,
+    namespace::PATIENCE,
+    run,
+    status::end,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -41,7 +45,8 @@ async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof
             assert!(!ns.run(name).await.finalizers().is_empty(), "c50: {name} lost its finalizer");
         }
         assert!(cluster::operator_pods(&ns.client).await.is_empty());
-        let left = kubectl(&["get", "jobs,serviceaccounts", "--namespace", cluster::OPERATOR_NAMESPACE, "--output", "name"]);
+        let left =
+            kubectl(&["get", "jobs,serviceaccounts", "--namespace", cluster::OPERATOR_NAMESPACE, "--output", "name"]);
         assert!(!left.contains("uninstall"), "{left}");
         ns.kubectl(&["delete", "subagentrun", "deleted", "--wait=false"]);
         collector.open_gate("uninstalled");

@@ -181,7 +181,8 @@ async fn the_operators_pod_is_restricted() {
 #[test]
 fn s6_the_uninstall_hook_leaves_nothing_behind() {
     let all = render("s", &[]);
-    let hooks: Vec<&Value> = all.iter().filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete").collect();
+    let hooks: Vec<&Value> =
+        all.iter().filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete").collect();
     assert_eq!(hooks.len(), 6);
     for hook in hooks {
         let policy = &hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"];

@@ -4,7 +4,7 @@ use super::{Descendant, Family, are_to_stop};
 use crate::{
     api::{self, ReadError},
     context::Context,
-    run::plan,
+    run::after_end,
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, api::ListParams, core::DeserializeGuard};
@@ -20,7 +20,7 @@ impl Family {
     /// # Errors
     /// When the list fails.
     pub async fn look(&mut self, context: &Context, run: &SubagentRun, now: Timestamp) -> Result<(), ReadError> {
-        if !are_to_stop(run) && !plan::is_outlived(run, now) {
+        if !are_to_stop(run) && !after_end::is_outlived(run, now) {
             return Ok(());
         }
         if self.found.as_ref().is_some_and(|found| found.iter().all(|one| !one.is_live())) {

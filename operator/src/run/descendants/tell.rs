@@ -45,10 +45,7 @@ pub async fn stop(context: &Context, world: &World) -> Vec<String> {
     failures
 }
 
-async fn each<'a, F>(
-    asked: impl Iterator<Item = &'a &'a Descendant>,
-    tell: impl Fn(&'a Descendant) -> F,
-) -> Vec<String>
+async fn each<'a, F>(asked: impl Iterator<Item = &'a &'a Descendant>, tell: impl Fn(&'a Descendant) -> F) -> Vec<String>
 where
     F: Future<Output = Result<(), WriteError>>,
 {

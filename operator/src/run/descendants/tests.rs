@@ -3,7 +3,9 @@
 use super::{Descendant, Family, LOOK_AGAIN, TELL_AGAIN, TTL_LOOK};
 use crate::run::{
     plan::{Step, World, next},
-    plan_tests::{CREATED, at, exited, finished, merged, report, run, running, settle, status, stopped, with_pod, world},
+    plan_tests::{
+        CREATED, at, exited, finished, merged, report, run, running, settle, status, stopped, with_pod, world,
+    },
 };
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -37,7 +39,8 @@ fn deleting() -> Value {
 }
 
 fn completed() -> Value {
-    let stopped = json!([{"type": "Stopped", "status": "True", "reason": "X", "message": "", "lastTransitionTime": CREATED}]);
+    let stopped =
+        json!([{"type": "Stopped", "status": "True", "reason": "X", "message": "", "lastTransitionTime": CREATED}]);
     merged(
         with_pod(),
         json!({"status": {"phase": "Completed", "finishedAt": "2026-01-01T00:00:03Z", "conditions": stopped}}),
@@ -80,8 +83,8 @@ fn c51_s4_a_descendant_that_is_terminal_and_stopped_counts_as_cancelled(
 
 #[test]
 fn c51_a_deletion_forgets_what_was_alive_when_it_began() {
-    assert!(below(over("Cancelled", "True")).is_to_delete(at(8)), "it ended because of the deletion");
-    assert!(!below(over("Cancelled", "True")).is_to_delete(at(9)), "it had ended before");
+    assert!(below(over("Cancelled", "True")).is_to_delete(at(7)), "it ended because of the deletion");
+    assert!(!below(over("Cancelled", "True")).is_to_delete(at(8)), "it had ended before");
 }
 
 /// Top-down: the parent's stop is stored, which closes it for children, before any of them is looked at or told.
@@ -162,7 +165,8 @@ fn c51_failures_are_named_and_tried_again() {
 #[test]
 fn c51_a_condition_names_a_bounded_number_of_descendants() {
     let mut world = world(run(cancelled()), Some(exited()));
-    let many = (0..300).map(|number| below(merged(told(), json!({"metadata": {"name": format!("child-{number:03}")}}))));
+    let many =
+        (0..300).map(|number| below(merged(told(), json!({"metadata": {"name": format!("child-{number:03}")}}))));
     with(&mut world, many.collect());
     settle(&mut world, at(10));
     let why = why(&world);

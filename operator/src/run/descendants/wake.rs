@@ -42,6 +42,7 @@ fn waits_above(run: &SubagentRun, news: &SubagentRun) -> bool {
 /// A child that waits for its parent to be accepted, or is to hear that this will not be.
 fn waits_below(run: &SubagentRun, news: &SubagentRun) -> bool {
     let names_it = run.spec.parent_ref.as_ref().is_some_and(|parent| Some(&parent.name) == news.metadata.name.as_ref());
-    let is_undecided = run.status.as_ref().is_none_or(|status| status.lineage.is_none() && status.finished_at.is_none());
+    let is_undecided =
+        run.status.as_ref().is_none_or(|status| status.lineage.is_none() && status.finished_at.is_none());
     names_it && is_undecided
 }

@@ -160,8 +160,11 @@ async fn c48_c49_c50_s1_twenty_deleted_runs_disappear_only_after_their_last_proc
         }
         let waited = names.clone();
         seen(&collector, PATIENCE, move |events| {
-            let stamping: HashSet<(&str, i64)> =
-                events.iter().filter(|event| event.kind == "stamp").map(|event| (event.tag.as_str(), event.pid)).collect();
+            let stamping: HashSet<(&str, i64)> = events
+                .iter()
+                .filter(|event| event.kind == "stamp")
+                .map(|event| (event.tag.as_str(), event.pid))
+                .collect();
             let both = |name: &String| stamping.iter().filter(|(tag, _)| tag == name).count() >= 2;
             waited.iter().all(both).then_some(())
         })
@@ -169,7 +172,8 @@ async fn c48_c49_c50_s1_twenty_deleted_runs_disappear_only_after_their_last_proc
 
         let asked_ms = now_ms();
         ns.kubectl(&["delete", "subagentruns", "--all", "--wait=false"]);
-        let gone = join_all(names.iter().zip(&uids).map(|(name, uid)| ns.gone::<SubagentRun>(name, uid, PATIENCE))).await;
+        let gone =
+            join_all(names.iter().zip(&uids).map(|(name, uid)| ns.gone::<SubagentRun>(name, uid, PATIENCE))).await;
         tokio::time::sleep(Duration::from_secs(30)).await;
         let stamps = collector.of_kind("stamp");
         for (name, gone_ms) in names.iter().zip(gone) {

@@ -37,7 +37,7 @@ async fn count_pods(world: &World, status: serde_json::Value, words: &str) {
 }
 
 /// N1: no room is no failure. The run is Queued, says so, starts when there is room, and the time does not count; and
-/// what was true at acceptance is asked again before its pod: the parent, cancelled meanwhile, takes no child (c14).
+/// what was true at acceptance is asked again before its pod: the parent, over meanwhile, takes no child (c14).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n1_c14_a_full_quota_queues_and_the_parent_is_asked_again_before_the_pod() {
     let world = World::new("quota").await;
@@ -45,8 +45,8 @@ async fn n1_c14_a_full_quota_queues_and_the_parent_is_asked_again_before_the_pod
     world.node.serve();
     world.provider("provider", &[]).await;
     world.ready("provider").await;
-    let parent = world.run("parent", "provider", "!hang").await;
-    world.event("parent", "prompt", "").await;
+    let parent = world.run("parent", "provider", "!gate parent").await;
+    world.event("parent", "gate", "parent").await;
     let quota: ResourceQuota =
         serde_json::from_value(json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}}))
             .expect("a quota");
@@ -70,7 +70,7 @@ async fn n1_c14_a_full_quota_queues_and_the_parent_is_asked_again_before_the_pod
         let message = status(&run).message.clone().unwrap_or_default();
         assert!(message.contains("exceeded quota"), "{message}");
     }
-    world.cancel("parent").await;
+    world.node.collector().open_gate("parent");
     world.stopped("parent").await;
     let quotas = world.namespace.api::<ResourceQuota>();
     quotas.delete("pods", &DeleteParams::default()).await.expect("a deletion");

@@ -2,8 +2,8 @@
 
 use crate::{
     audit::{Mark, Request, lines},
-    watching::History,
-    world::{LIMIT, World, end, has, is_terminal, status},
+    watching::{History, Version},
+    world::{World, end, has, is_terminal, status},
 };
 use integration_tests::TestNamespace;
 use kube::{
@@ -11,7 +11,10 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 use subagent_crds::{
     Phase, SubagentRun, conditions, names,
     run::{ParentKind, ParentRef},
@@ -34,8 +37,12 @@ async fn three_generations(world: &World) {
     world.event("leaf", "prompt", "").await;
 }
 
-fn of(name: &str, fits: impl Fn(&SubagentRun) -> bool) -> impl Fn(&crate::watching::Version<SubagentRun>) -> bool {
+fn of(name: &str, fits: impl Fn(&SubagentRun) -> bool) -> impl Fn(&Version<SubagentRun>) -> bool {
     move |seen| seen.object.name_any() == name && fits(&seen.object)
+}
+
+fn gone(name: &str) -> impl Fn(&Version<SubagentRun>) -> bool {
+    move |seen| seen.is_gone && seen.object.name_any() == name
 }
 
 fn is_over(run: &SubagentRun) -> bool {
@@ -73,13 +80,14 @@ async fn c51_s4_a_cancel_goes_down_the_tree_and_ends_from_the_bottom_up() {
     assert_eq!(still.resource_version(), done.resource_version(), "what is over is left alone");
 
     let stopping = |run: &SubagentRun| run.status.as_ref().is_some_and(|status| status.stopping.is_some());
-    let closed = history.first(of("root", stopping)).expect("the root's stop");
+    let closed = history.at("the root's stop", of("root", stopping)).await;
     for name in ["middle", "leaf"] {
-        let told = history.first(of(name, |run| run.spec.cancel)).expect("a cancel");
+        let told = history.at("a cancel", of(name, |run| run.spec.cancel)).await;
         assert!(closed < told, "{name} was told before the root was closed");
     }
-    let over = |name| history.first(of(name, is_over)).expect("an end");
-    assert!(over("leaf") < over("middle") && over("middle") < over("root"), "an end before those below");
+    let over = async |name: &str| history.at(&format!("the end of {name}"), of(name, is_over)).await;
+    let ends = [over("leaf").await, over("middle").await, over("root").await];
+    assert!(ends.is_sorted(), "an end before those below");
     // c3: nobody else is touched.
     world.node.collector().open_gate("end");
     assert_eq!(end(&world.stopped("stranger").await), (Phase::Completed, "Completed"));
@@ -103,12 +111,9 @@ async fn c51_a_deletion_takes_the_live_descendants_along() {
     for name in ["root", "middle", "leaf"] {
         world.gone(name).await;
     }
-    let gone = |name: &str| {
-        let name = name.to_owned();
-        let seen = history.first(move |seen| seen.object.name_any() == name && seen.is_gone);
-        seen.expect("a deletion")
-    };
-    assert!(gone("leaf") < gone("root") && gone("middle") < gone("root"), "the root went first");
+    let gone = async |name: &str| history.at(&format!("{name} gone"), gone(name)).await;
+    let root = gone("root").await;
+    assert!(gone("leaf").await < root && gone("middle").await < root, "the root went first");
     let done = world.stopped("done").await;
     assert_eq!((end(&done), done.metadata.deletion_timestamp.is_some()), ((Phase::Completed, "Completed"), false));
     operator.stop().await;
@@ -133,8 +138,8 @@ async fn c51_a_finished_parent_that_is_deleted_stops_its_children_first() {
     world.gone("root").await;
     world.gone("child").await;
     world.event("child", "cancel", "").await;
-    let stopped = history.first(of("child", is_over)).expect("the child's end");
-    let gone = history.first(|seen| seen.object.name_any() == "root" && seen.is_gone).expect("the root's");
+    let stopped = history.at("the child's end", of("child", is_over)).await;
+    let gone = history.at("the root gone", gone("root")).await;
     assert!(stopped < gone, "the root went before its child was stopped");
     operator.stop().await;
     world.finish().await;
@@ -205,7 +210,7 @@ async fn release(namespace: &TestNamespace, run: &str, pod_uid: &str) {
     runs.patch(run, &PatchParams::default(), &Patch::Merge(&patch)).await.expect("an annotation");
 }
 
-/// How many children of one parent the next two tests have: enough for a square to show, few enough for this machine.
+/// How many children of one parent the next test has: enough for a square to show, few enough for this machine.
 const CHILDREN: usize = 40;
 
 /// C2: the cost of each child does not depend on how many there are, neither while they start nor when all are cancelled.
@@ -244,6 +249,11 @@ async fn c2_c51_many_children_cost_a_bounded_number_of_reconciles_each() {
     world.finish().await;
 }
 
+/// How many children are created after the cancel.
+const LATE: usize = 12;
+/// Time between two: the operator takes them as fast as they come.
+const PACE: Duration = Duration::from_millis(30);
+
 /// c14, S4: children created in the very moment of the cancel. Each is refused, or found and cancelled with the others;
 /// the parent ends after all that were admitted, and nothing is left running.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -255,37 +265,35 @@ async fn c14_c51_s4_no_child_slips_through_a_cancel() {
     world.ready("provider").await;
     world.run("root", "provider", "hello").await;
     world.until("root", "has a pod", |status| status.pod_uid.is_some()).await;
+    // They come one after the other, also for a while after the cancel.
+    let is_cancelled = AtomicBool::new(false);
     let creating = async {
-        for number in 0..CHILDREN {
-            child(&world, &format!("child-{number}"), "root", "hello").await;
+        let (mut count, mut more) = (0, LATE);
+        while more > 0 {
+            child(&world, &format!("child-{count}"), "root", "hello").await;
+            count += 1;
+            more -= usize::from(is_cancelled.load(Ordering::Relaxed));
+            tokio::time::sleep(PACE).await;
         }
+        count
     };
     let cancelling = async {
-        // In the middle of them.
-        let seen = world.namespace.api::<SubagentRun>();
-        let seen = &seen;
-        let some = &format!("child-{}", CHILDREN / 4);
-        world
-            .namespace
-            .eventually("some children", LIMIT, async || match seen.get_opt(some).await {
-                Ok(Some(_)) => Ok(()),
-                other => Err(format!("{other:?}")),
-            })
-            .await;
+        world.until("child-3", "accepted", |status| status.lineage.is_some()).await;
         world.cancel("root").await;
+        is_cancelled.store(true, Ordering::Relaxed);
     };
-    tokio::join!(creating, cancelling);
+    let (count, ()) = tokio::join!(creating, cancelling);
     world.stopped("root").await;
-    let root_over = history.first(of("root", is_over)).expect("the root's end");
+    let over = async |name: &str| history.at(&format!("the end of {name}"), of(name, is_over)).await;
+    let root_over = over("root").await;
     let (mut cancelled, mut refused) = (0, 0);
-    for number in 0..CHILDREN {
+    for number in 0..count {
         let name = format!("child-{number}");
         let run = world.stopped(&name).await;
         match end(&run) {
             (Phase::Cancelled, "Cancelled") => {
                 cancelled += 1;
-                let over = history.first(of(&name, is_over)).expect("an end");
-                assert!(over < root_over, "{name} outlived its parent");
+                assert!(over(&name).await < root_over, "{name} outlived its parent");
             }
             (Phase::Rejected, "ParentUnavailable") => refused += 1,
             other => panic!("{name}: {other:?}"),

@@ -14,7 +14,7 @@ use kube::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{fmt::Debug, sync::Arc, time::Duration};
-use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions, names};
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions, content::Prompt, names};
 use subagent_operator::{
     context::Context,
     metrics::Metrics,
@@ -29,6 +29,9 @@ const IN_FORCE: Duration = Duration::from_secs(60);
 /// Name of the object of each kind that does not decode.
 const OLD: &str = "from-an-older-schema";
 
+/// A run that decodes, and is above the one that does not: it is cancelled, and nobody's end waits for the other (c51).
+const PARENT: &str = "is-cancelled";
+
 /// Their namespace.
 static NAMESPACE: OnceCell<String> = OnceCell::const_new();
 
@@ -37,15 +40,19 @@ pub async fn prepared() -> &'static str {
     NAMESPACE
         .get_or_init(|| async {
             let namespace = TestNamespace::new("undecodable").await;
-            write_old(&namespace, &make_provider(OLD)).await;
-            write_old(&namespace, &make_run(OLD)).await;
+            let mut parent = make_run(PARENT);
+            parent.spec.prompt = Some(Prompt { text: Some("!hang".into()), ..Prompt::default() });
+            let parent = namespace.create(&parent).await.uid().expect("a UID");
+            write_old(&namespace, &make_provider(OLD), &json!({})).await;
+            let lineage = json!({"depth": 2, "parentUID": parent, "rootUID": parent, "ancestors": [parent]});
+            write_old(&namespace, &make_run(OLD), &json!({"status": {"phase": "Running", "lineage": lineage}})).await;
             namespace.name
         })
         .await
 }
 
-/// Creates the object with a number for a description, which takes a definition that says so.
-async fn write_old<K>(namespace: &TestNamespace, object: &K)
+/// Creates the object with a number for a description, and this status, which takes a definition that says so.
+async fn write_old<K>(namespace: &TestNamespace, object: &K, status: &Value)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Serialize + Debug,
 {
@@ -65,6 +72,11 @@ where
     namespace
         .eventually("the older definition", IN_FORCE, async || create::<K>(client, namespace, &body, false).await)
         .await;
+    if status.get("status").is_some() {
+        let untyped: Api<DynamicObject> =
+            Api::namespaced_with(client.clone(), &namespace.name, &ApiResource::erase::<K>(&()));
+        untyped.patch_status(OLD, &PatchParams::default(), &Patch::Merge(status)).await.expect("a status");
+    }
     definitions.patch(&name, &params, &Patch::Apply(&current)).await.expect("the definition of now");
     body["metadata"]["name"] = json!("another");
     namespace
@@ -102,19 +114,10 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up()
     world.provider("provider", &[]).await;
     world.ready("provider").await;
     world.run("completes", "provider", "hello").await;
-    world.run("is-cancelled", "provider", "!hang").await;
-    world.event("is-cancelled", "prompt", "").await;
-    // c51: one that stands in the tree below holds up nobody's end.
-    let uid = world.namespace.api::<SubagentRun>().get("is-cancelled").await.expect("the run").uid().expect("a UID");
-    let resource = ApiResource::erase::<SubagentRun>(&());
-    let untyped: Api<DynamicObject> =
-        Api::namespaced_with(world.namespace.client.clone(), &world.namespace.name, &resource);
-    let lineage = json!({"status": {"phase": "Running",
-        "lineage": {"depth": 2, "parentUID": uid, "rootUID": uid, "ancestors": [uid]}}});
-    untyped.patch_status(OLD, &PatchParams::default(), &Patch::Merge(&lineage)).await.expect("a place in the tree");
-    world.cancel("is-cancelled").await;
+    world.event(PARENT, "prompt", "").await;
+    world.cancel(PARENT).await;
     assert_eq!(end(&world.stopped("completes").await), (Phase::Completed, "Completed"));
-    let cancelled = world.stopped("is-cancelled").await;
+    let cancelled = world.stopped(PARENT).await;
     assert_eq!(end(&cancelled), (Phase::Cancelled, "Cancelled"));
     assert!(conditions::is_true(&status(&cancelled).conditions, conditions::STARTED));
     let log = operator.log();

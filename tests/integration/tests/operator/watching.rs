@@ -22,7 +22,10 @@ pub struct Version<K> {
 
 /// What a watch has seen so far.
 #[derive(Clone)]
-pub struct History<K>(Arc<Mutex<Vec<Version<K>>>>);
+pub struct History<K> {
+    namespace: TestNamespace,
+    versions: Arc<Mutex<Vec<Version<K>>>>,
+}
 
 impl<K> History<K>
 where
@@ -34,8 +37,8 @@ where
         let api = namespace.api::<K>();
         let params = WatchParams::default();
         let mut events = api.watch(&params, "0").await.expect("a watch").boxed();
-        let history = Self(Arc::default());
-        let seen = history.0.clone();
+        let history = Self { namespace: namespace.clone(), versions: Arc::default() };
+        let seen = history.versions.clone();
         tokio::spawn(async move {
             while let Some(Ok(event)) = events.next().await {
                 let (object, is_gone) = match event {
@@ -50,13 +53,19 @@ where
         history
     }
 
+    /// Waits for the first version that fits, and tells where it is.
+    pub async fn at(&self, what: &str, fits: impl Fn(&Version<K>) -> bool) -> u64 {
+        let look = async || self.first(&fits).ok_or_else(|| "not seen yet".to_owned());
+        self.namespace.eventually(what, crate::world::LIMIT, look).await
+    }
+
     /// Where the first version is that fits.
     pub fn first(&self, fits: impl Fn(&Version<K>) -> bool) -> Option<u64> {
-        self.0.lock().expect("the history").iter().find(|version| fits(version)).map(|version| version.at)
+        self.versions.lock().expect("the history").iter().find(|version| fits(version)).map(|version| version.at)
     }
 
     /// The newest version that fits.
     pub fn last(&self, fits: impl Fn(&Version<K>) -> bool) -> Option<Version<K>> {
-        self.0.lock().expect("the history").iter().rev().find(|version| fits(version)).cloned()
+        self.versions.lock().expect("the history").iter().rev().find(|version| fits(version)).cloned()
     }
 }

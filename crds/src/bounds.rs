@@ -22,7 +22,9 @@ pub const DIAGNOSTIC: usize = 4096;
 pub const ANCESTORS: usize = 64;
 /// Attempts kept in full in `status.attempts`.
 pub const ATTEMPTS: usize = 8;
-/// Largest result that is kept inline in status, in bytes, and so far the largest result at all.
+/// Largest result that is kept inline in status, in bytes. A larger one goes into ConfigMaps.
 pub const INLINE_RESULT: i64 = 16 * 1024;
+/// Largest result in bytes unless the operator's settings say otherwise.
+pub const RESULT: i64 = 4 * 1024 * 1024;
 /// Longest time any field in seconds can say: ten years, far from any overflow.
 pub const SECONDS: i64 = 315_360_000;

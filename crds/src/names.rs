@@ -6,6 +6,26 @@ pub const RUN_LABEL: &str = "subagents.dev/run";
 pub const RUN_UID_LABEL: &str = "subagents.dev/run-uid";
 /// Label on a worker pod: the number of its attempt.
 pub const ATTEMPT_LABEL: &str = "subagents.dev/attempt";
+/// Label on a ConfigMap with what a run left: [`CONTENT_RESULT`], [`CONTENT_BLOCKS`] or [`CONTENT_TRANSCRIPT`].
+pub const CONTENT_LABEL: &str = "subagents.dev/content";
+/// A part of a result's text.
+pub const CONTENT_RESULT: &str = "result";
+/// A part of a result's other content.
+pub const CONTENT_BLOCKS: &str = "result-blocks";
+/// A transcript.
+pub const CONTENT_TRANSCRIPT: &str = "transcript";
+/// Annotation on a ConfigMap with what a run left: UID of the pod it is of.
+pub const POD_UID_ANNOTATION: &str = "subagents.dev/pod-uid";
+/// Annotation on such a ConfigMap: SHA-256 of the whole content, of which it may hold a part, in lower-case hex.
+pub const SHA256_ANNOTATION: &str = "subagents.dev/sha256";
+/// Annotation on such a ConfigMap: size of the whole content in bytes.
+pub const SIZE_ANNOTATION: &str = "subagents.dev/size";
+/// Annotation on such a ConfigMap: in how many of them the whole content is.
+pub const CHUNKS_ANNOTATION: &str = "subagents.dev/chunks";
+/// Annotation on a transcript's ConfigMap: bytes that came before it.
+pub const DROPPED_BYTES_ANNOTATION: &str = "subagents.dev/dropped-bytes";
+/// Annotation on a transcript's ConfigMap: Worker or Log, as in `status.transcript.source`.
+pub const SOURCE_ANNOTATION: &str = "subagents.dev/source";
 /// Label on a ControllerRevision: the provider's UID.
 pub const PROVIDER_UID_LABEL: &str = "subagents.dev/provider-uid";
 /// Label on a ControllerRevision: the provider's name.

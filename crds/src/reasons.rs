@@ -140,13 +140,13 @@ taxonomy! {
     WorkerLost: Running, Some(StopReason::Error), Failed, CanHelp, "The worker ended without a final report.", "Look at kubectl logs; create a new run; side effects of the lost one are possible.";
     DeadlineExceeded: Running, Some(StopReason::Error), Failed, Pointless, "The run was active longer than activeDeadlineSeconds.", "Raise activeDeadlineSeconds or ask for less.";
     IdleDeadlineExceeded: Running, Some(StopReason::Error), Failed, CanHelp, "The agent gave no sign of life for idleDeadlineSeconds.", "Raise idleDeadlineSeconds, or look at kubectl logs for what it waits for.";
-    ResultTooLarge: Running, Some(StopReason::Error), Failed, Pointless, "The result is larger than the limit; it is not cut.", "Let the agent write large output to a file or a store and answer with its place.";
-    DurabilityFailed: Running, Some(StopReason::Error), Failed, CanHelp, "The result could not be stored.", "Look at the operator's log and the API server's health; create a new run.";
+    ResultTooLarge: Running, Some(StopReason::Error), Failed, Pointless, "The result is larger than the limit; it is not cut.", "Let the agent write large output to a file or a store and answer with its place, or raise maxResultBytes of the chart.";
+    DurabilityFailed: Running, Some(StopReason::Error), Failed, CanHelp, "The result could not be stored.", "Look at the run's Events for what was in the way; the transcript holds the result as far as it reaches; create a new run.";
     CleanupFailed: Running, Some(StopReason::Aborted), Cancelled, Pointless, "The run was cancelled but its pod could not be proven stopped in time.", "Bring the pod's node back; or, once the pod is known to be dead, run the kubectl annotate command of the message (kubectl annotate subagentrun NAME subagents.dev/release-pod=UID_OF_THE_POD).";
     NotResumable: Running, Some(StopReason::Error), Failed, Pointless, "The child's session cannot be resumed.", "Start a new child.";
     MissingStructuredOutput: Running, Some(StopReason::Error), Failed, CanHelp, "The agent gave no output of the asked schema.", "Ask for it in the prompt too.";
     TurnLimit: Running, Some(StopReason::Error), Failed, Pointless, "The agent reached its own limit of model requests in a turn.", "Raise the agent's limit or ask for less.";
-    Completed: Protocol, Some(StopReason::Completed), Completed, Pointless, "The agent completed.", "Read status.result.";
+    Completed: Protocol, Some(StopReason::Completed), Completed, Pointless, "The agent completed.", "Read status.result; with a ref in it, the text is in ConfigMaps labelled subagents.dev/content=result.";
     AgentRefused: Protocol, Some(StopReason::Refusal), Failed, Pointless, "The agent refused to go on.", "Read status.result and the transcript for why.";
     MaxTokens: Protocol, Some(StopReason::MaxTokens), Failed, Pointless, "The turn ended at the model's token limit; the result is partial.", "Ask for less, or raise the agent's token limit.";
     Cancelled: Protocol, Some(StopReason::Aborted), Cancelled, Pointless, "The run was cancelled.", "Read the partial output in status.result, if there is one.";

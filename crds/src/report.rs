@@ -237,19 +237,51 @@ pub struct RunResult {
     #[serde(rename = "podUID")]
     #[schemars(length(min = 1, max = 64))]
     pub pod_uid: String,
-    /// text is the agent's last message. At most 16 KiB.
+    /// text is the agent's last message, when it has at most 16 KiB. A longer one is in ConfigMaps, see ref.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16384))]
     pub text: Option<String>,
+    /// ref is set in the place of text: the name that the ConfigMaps with the whole text share. They are REF-001, REF-002
+    /// and so on, each with a part of the text under the key text.
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub ref_: Option<String>,
+    /// chunks is the number of these ConfigMaps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub chunks: Option<i32>,
     /// otherBlocks counts content that is not text.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000000))]
     pub other_blocks: i64,
+    /// blocks is where the content that is not text is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<OtherContent>,
     /// sha256 of the text in lower-case hex.
     #[schemars(length(max = 64))]
     pub sha256: String,
     /// size of the text in bytes.
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+}
+
+/// Content of a result that is not text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OtherContent {
+    /// ref is the name that its ConfigMaps share: REF-001, REF-002 and so on. Together, the values of their key blocks are
+    /// one JSON array of ACP content blocks, as the agent sent them.
+    #[serde(rename = "ref")]
+    #[schemars(length(min = 1, max = 253))]
+    pub ref_: String,
+    /// chunks is the number of these ConfigMaps.
+    #[schemars(range(min = 1, max = 1000))]
+    pub chunks: i32,
+    /// sha256 of the array in lower-case hex.
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+    /// size of the array in bytes.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
     pub size: i64,
 }
 
@@ -261,6 +293,21 @@ pub enum TranscriptSource {
     Worker,
     /// The tail of the pod's log, taken by the controller because no worker could.
     Log,
+}
+
+impl TranscriptSource {
+    /// The API's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Worker => "Worker",
+            Self::Log => "Log",
+        }
+    }
+
+    /// The source of that name.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Worker, Self::Log].into_iter().find(|source| source.as_str() == word)
+    }
 }
 
 /// The archived tail of a transcript.

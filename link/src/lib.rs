@@ -5,20 +5,28 @@
 //! state as a cumulative [`Snapshot`] under a rising sequence number, so a repeated or skipped report loses nothing;
 //! the gateway stores it in the run's status and only then acknowledges it.
 //!
-//! This crate holds the types, the framing bounds and the version rules, and nothing else.
+//! What does not fit a message goes beside it: a worker whose assignment says so uploads a large result by HTTP PUT
+//! ([`ResultUpload`]) *before* it reports its end, and the report then carries size and digest alone.
+//!
+//! This crate holds the types, the framing bounds and the version rules, and the bounded tail of a transcript that both
+//! ends archive alike. Nothing else.
 
 mod message;
 mod snapshot;
+mod tail;
+mod upload;
 mod version;
 mod worker_config;
 
 pub use message::{
-    AcpTransport, Assignment, ContentBlock, Deadlines, Decode, DecodeError, GatewayMessage, KnownKinds, PermissionMode,
-    Prompt, RefusalReason, ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
+    AcpTransport, Assignment, ContentBlock, ContentDigest, Deadlines, Decode, DecodeError, GatewayMessage, KnownKinds,
+    PermissionMode, Prompt, RefusalReason, ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
 };
 pub use snapshot::{
     Activity, Agent, Final, Permissions, PromptDigest, Session, SessionOrigin, Snapshot, Turn, Usage, UsageCost,
 };
+pub use tail::Tail;
+pub use upload::{ResultPart, ResultUpload, UPLOAD_TIMEOUT, refused_for_good};
 pub use version::{SUPPORTED_VERSIONS, VERSION, choose_version};
 pub use worker_config::WorkerConfig;
 
@@ -26,6 +34,8 @@ use std::time::Duration;
 
 /// Path of the WebSocket endpoint on the gateway.
 pub const LINK_PATH: &str = "/v1/link";
+/// Path of the upload of a result on the gateway; its query is a [`ResultUpload`].
+pub const RESULT_PATH: &str = "/v1/result";
 /// Port of the gateway's TLS listener and of its Service.
 pub const LINK_PORT: u16 = 8443;
 /// Audience a worker's projected token must carry; a token for the API server is refused.
@@ -37,6 +47,9 @@ pub const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 pub const MAX_SNAPSHOT_BYTES: usize = 64 * 1024;
 /// Largest result text that is kept in `status.result.text`, in bytes.
 pub const MAX_INLINE_RESULT_BYTES: usize = 16 * 1024;
+/// Largest result at all, in bytes of text and other content together, whatever the operator's settings allow: the worker
+/// holds two messages of this size in the agent's container, and a run writes that much into etcd.
+pub const MAX_RESULT_BYTES: usize = 8 * 1024 * 1024;
 /// Largest compressed transcript tail, in bytes: it is stored in one ConfigMap.
 pub const MAX_TRANSCRIPT_BYTES: usize = 32 * 1024;
 /// How often each side pings.

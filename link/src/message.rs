@@ -106,6 +106,10 @@ pub struct Assignment {
     pub deadlines: Deadlines,
     /// Largest result in bytes; above it the run fails with `ResultTooLarge`, never a cut text (pitfall T3).
     pub max_result_bytes: i64,
+    /// Whether the gateway takes uploads. Without them a result must fit the report, and content that is not text is
+    /// counted only.
+    #[serde(default)]
+    pub uploads: bool,
 }
 
 /// A prompt, inline or in a mounted file.
@@ -208,14 +212,29 @@ pub struct Deadlines {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResultPayload {
-    /// The agent's last non-empty message (contract c28), at most [`MAX_INLINE_RESULT_BYTES`](crate::MAX_INLINE_RESULT_BYTES).
-    pub text: String,
+    /// The agent's last non-empty message (contract c28), at most
+    /// [`MAX_INLINE_RESULT_BYTES`](crate::MAX_INLINE_RESULT_BYTES). Absent when it was uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// Content blocks of other kinds beside the text.
     #[serde(default)]
     pub other_blocks: i64,
+    /// The blocks themselves, when they were uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<ContentDigest>,
     /// Lower-case hex SHA-256 of the whole text.
     pub sha256: String,
     /// Size of the whole text in bytes.
+    pub size: i64,
+}
+
+/// What was uploaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContentDigest {
+    /// Lower-case hex SHA-256.
+    pub sha256: String,
+    /// Size in bytes.
     pub size: i64,
 }
 
@@ -301,6 +320,7 @@ impl KnownKinds for GatewayMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn messages_survive_the_frame() {
@@ -320,11 +340,24 @@ mod tests {
                 stop: StopGraces::default(),
                 deadlines: Deadlines::default(),
                 max_result_bytes: 1,
+                uploads: true,
             })),
         ] {
             let text = encode(&message).unwrap();
             assert_eq!(decode::<GatewayMessage>(&text).unwrap(), Decode::Message(message), "{text}");
         }
+    }
+
+    #[test]
+    fn what_an_older_worker_or_gateway_says_is_understood() {
+        let told = r#"{"text":"","otherBlocks":2,"sha256":"ab","size":0}"#;
+        let result: ResultPayload = serde_json::from_str(told).unwrap();
+        assert_eq!((result.text.as_deref(), result.blocks.as_ref()), (Some(""), None));
+        assert_eq!(serde_json::to_string(&result).unwrap(), told, "and an older gateway understands this worker");
+        let mut assignment = json!({"prompt": {"source": "file", "path": "/p"}, "transport": {"permission": "Reject"}});
+        assignment["stop"] = serde_json::to_value(StopGraces::default()).unwrap();
+        assignment["maxResultBytes"] = 16384.into();
+        assert!(!serde_json::from_value::<Assignment>(assignment).unwrap().uploads);
     }
 
     #[test]

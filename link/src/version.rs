@@ -1,4 +1,7 @@
 //! Version negotiation: a link version stays supported for as long as pods that speak it can be alive.
+//!
+//! A new message kind or field needs no new version where the other side can do without: unknown ones are ignored, and
+//! what a gateway must be able to do is said in the assignment (uploads). A new version is for what cannot be ignored.
 
 /// The version this build prefers.
 pub const VERSION: u32 = 1;

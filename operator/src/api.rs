@@ -163,6 +163,19 @@ fn sort(what: String, status: Box<Status>) -> WriteError {
     }
 }
 
+/// True when a create was refused because its namespace is being deleted.
+pub fn is_namespace_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// A quota that is full, or one so new that nobody has counted yet what it limits. The API server has no reason of its
+/// own for either, only words.
+pub fn is_quota(status: &Status) -> bool {
+    status.code == 403
+        && ["exceeded quota", "status unknown for quota"].iter().any(|words| status.message.contains(words))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 //! `ARCHITECTURE.md` tells the life of a run; each module here is one part of it.
 
 pub mod api;
+pub mod archive;
 pub mod context;
 pub mod gateway;
 pub mod http;

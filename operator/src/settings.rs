@@ -28,8 +28,8 @@ pub struct Settings {
     /// How long a stopped pod is kept for `kubectl logs`, in seconds.
     #[arg(long, env = "SUBAGENT_POD_TTL_SECONDS", default_value_t = 300)]
     pub pod_ttl_seconds: i64,
-    /// Largest result of a run in bytes.
-    #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::INLINE_RESULT)]
+    /// Largest result of a run in bytes, at most 8388608.
+    #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::RESULT)]
     pub max_result_bytes: i64,
     /// Name of the Lease of the leader election.
     #[arg(long, env = "SUBAGENT_LEASE_NAME", default_value = "subagent-operator")]

@@ -155,6 +155,7 @@ impl Ledger {
             turn.stop_reason = Some(end.stop_reason.clone());
             turn.preview = preview;
         }
+        self.snapshot.idle = true;
         self.snapshot.final_ = Some(end);
         self.result = result;
         self.transcript = transcript;
@@ -244,11 +245,12 @@ mod tests {
         let mut ledger = recorded();
         ledger.finish(end("Error"), None, None, None, Instant::now());
         ledger.finish(end("Aborted"), None, None, None, Instant::now());
-        ledger.note(|snapshot| snapshot.idle = true);
+        ledger.note(|snapshot| snapshot.turn_count = 9);
         ledger.publish(Instant::now());
         assert_eq!(ledger.seq(), 2);
         assert_eq!(ledger.snapshot().final_, Some(end("Error")));
-        assert!(!ledger.snapshot().idle);
+        assert_eq!(ledger.snapshot().turn_count, 1);
+        assert!(ledger.snapshot().idle, "no turn is running any more");
         assert!(!ledger.is_settled());
         ledger.acknowledge(2);
         assert!(ledger.is_settled() && ledger.pending().is_none());

@@ -172,6 +172,13 @@ pub enum End {
         /// Limit in bytes.
         limit: usize,
     },
+    /// The turn ended well, the result could not be stored (contract c31).
+    DurabilityFailed {
+        /// Size in bytes.
+        size: u64,
+        /// HTTP status the gateway refused it with; absent when no gateway took it in time.
+        status: Option<u16>,
+    },
 }
 
 /// Facts beside the end itself.
@@ -183,7 +190,7 @@ pub struct Circumstances {
     pub skipped_lines: u64,
     /// Updates for another session.
     pub foreign_updates: u64,
-    /// Size of a partial output that was too large to keep.
+    /// Size of a partial output that was too large, or could not be stored.
     pub dropped_output: Option<u64>,
 }
 
@@ -224,6 +231,7 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         End::Crashed(_) => ("Error", "AgentCrashed"),
         End::Protocol(..) => ("Error", "AgentProtocolError"),
         End::ResultTooLarge { .. } => ("Error", "ResultTooLarge"),
+        End::DurabilityFailed { .. } => ("Error", "DurabilityFailed"),
     }
 }
 
@@ -265,6 +273,13 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         End::ResultTooLarge { size, limit } => {
             format!("the result has {size} bytes, the limit is {limit}; it is in the transcript as far as that reaches")
         }
+        End::DurabilityFailed { size, status } => {
+            let how = match status {
+                Some(status) => format!("the gateway refused it with HTTP status {status}"),
+                None => "no gateway took it in time".to_owned(),
+            };
+            format!("the result of {size} bytes was not stored: {how}; it is in the transcript as far as that reaches")
+        }
     };
     if circumstances.skipped_lines > 0 {
         let _ = write!(text, "; lines on stdout that were no frames: {}", circumstances.skipped_lines);
@@ -273,7 +288,10 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         let _ = write!(text, "; updates for another session: {}", circumstances.foreign_updates);
     }
     if let Some(size) = circumstances.dropped_output {
-        let _ = write!(text, "; the partial output of {size} bytes is over the limit and only in the transcript");
+        let _ = write!(
+            text,
+            "; the partial output of {size} bytes is too large or was not stored, and only in the transcript"
+        );
     }
     text
 }
@@ -374,6 +392,7 @@ mod tests {
     #[case(End::Crashed(Some(Exit::Code(0))), "Error", "AgentCrashed")]
     #[case(End::Protocol(Stage::Prompt, ProtocolFault::FrameTooLong(1)), "Error", "AgentProtocolError")]
     #[case(End::ResultTooLarge { size: 2, limit: 1 }, "Error", "ResultTooLarge")]
+    #[case::c31(End::DurabilityFailed { size: 2, status: None }, "Error", "DurabilityFailed")]
     fn c25_c26_stop_reason_and_reason(#[case] end: End, #[case] stop_reason: &str, #[case] reason: &str) {
         let settlement = settle(&end, &ONE_TURN);
         assert_eq!((settlement.stop_reason, settlement.reason), (stop_reason, reason));

@@ -51,6 +51,34 @@ impl Gateway {
         attempt: i32,
         seq: i64,
     ) -> Result<Admitted, Refusal> {
+        let (place, run) = self.place(identity, run_uid, attempt, seq).await?;
+        let stop = cancels::is_to_stop(&run);
+        // A run that is to stop starts nothing (contract c9); a worker that remembers has its assignment.
+        let assignment =
+            if seq == 0 && !stop { Some(Box::new(self.assignment(&place.namespace, &run).await?)) } else { None };
+        Ok(Admitted { place, stored: Stored::of(&run), stop, assignment })
+    }
+
+    /// The same fence for a request beside the link. What is at stake is who speaks: a worker that lost its memory gets
+    /// no assignment and has nothing to send.
+    pub async fn fence(&self, token: String, run_uid: String, attempt: i32) -> Result<Place, Refusal> {
+        let fence = async {
+            let identity = auth::review(&self.client, token).await?;
+            Ok(self.place(identity, run_uid, attempt, i64::MAX).await?.0)
+        };
+        tokio::time::timeout(ADMISSION_TIMEOUT, fence).await.unwrap_or_else(|_| {
+            Err(Refusal::later(RefusalReason::Unavailable, "the API server did not answer in time"))
+        })
+    }
+
+    /// The live run that the token's live pod works for, if the claim holds.
+    async fn place(
+        &self,
+        identity: Identity,
+        run_uid: String,
+        attempt: i32,
+        seq: i64,
+    ) -> Result<(Place, SubagentRun), Refusal> {
         let namespace = identity.namespace.clone();
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
         let pod = api::get(&pods, &identity.pod_name).await.map_err(unavailable)?;
@@ -60,11 +88,7 @@ impl Gateway {
         let claim = Claim { pod_uid: identity.pod_uid, run_uid, attempt, seq };
         judge(&claim, run.as_ref())?;
         let Some(run) = run else { return Err(Refusal::later(RefusalReason::NotYet, "the run is not there")) };
-        let stop = cancels::is_to_stop(&run);
-        // A run that is to stop starts nothing (contract c9); a worker that remembers has its assignment.
-        let assignment =
-            if seq == 0 && !stop { Some(Box::new(self.assignment(&namespace, &run).await?)) } else { None };
-        Ok(Admitted { place: Place { namespace, run_name, claim }, stored: Stored::of(&run), stop, assignment })
+        Ok((Place { namespace, run_name, claim }, run))
     }
 
     /// The assignment, with the provider as it was when the run was accepted (contract c2).

@@ -43,6 +43,7 @@ pub(super) fn build(
             idle_seconds: effective.and_then(|effective| effective.idle_deadline_seconds),
         },
         max_result_bytes,
+        uploads: true,
     })
 }
 
@@ -108,7 +109,7 @@ mod tests {
     fn a_prompt_becomes_blocks_or_a_file(#[case] prompt: Value, #[case] expected: Prompt) {
         let assignment = build(&run(prompt), &provider(json!({"acp": {}})), 7).unwrap();
         assert_eq!(assignment.prompt, expected);
-        assert_eq!(assignment.max_result_bytes, 7);
+        assert_eq!((assignment.max_result_bytes, assignment.uploads), (7, true));
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! TCP, TLS and the upgrade to a WebSocket.
+//! TCP, TLS, and the routes: the upgrade to a WebSocket, and uploads.
 
-use super::{Gateway, auth, conversation};
+use super::{Gateway, auth, conversation, upload};
 use axum::{
     Extension, Router,
-    extract::{State, WebSocketUpgrade},
+    body::Body,
+    extract::{Query, State, WebSocketUpgrade},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
-    routing::any,
+    routing::{any, put},
 };
 use hyper::server::conn::http1;
 use hyper_util::{
@@ -15,7 +16,7 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use std::{sync::Arc, time::Duration};
-use subagent_link::{LINK_PATH, MAX_MESSAGE_BYTES};
+use subagent_link::{LINK_PATH, MAX_MESSAGE_BYTES, RESULT_PATH, ResultUpload};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -54,7 +55,7 @@ pub(super) async fn serve(
     let conversations = TaskTracker::new();
     let shutdown = gateway.shutdown.clone();
     let shared = Shared { gateway, conversations: conversations.clone() };
-    let router = Router::new().route(LINK_PATH, any(link)).with_state(shared);
+    let router = Router::new().route(LINK_PATH, any(link)).route(RESULT_PATH, put(result)).with_state(shared);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -99,6 +100,15 @@ async fn handle(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     if let Err(error) = served {
         tracing::debug!(%error, "connection");
     }
+}
+
+async fn result(
+    State(shared): State<Shared>,
+    Query(announced): Query<ResultUpload>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    upload::put(&shared.gateway, &headers, announced, body).await.into_response()
 }
 
 async fn link(

@@ -10,7 +10,8 @@
 //! - `fence`: does that pod speak for the current attempt. Pure.
 //! - `admission`: both of them for a hello, by live reads; gives the assignment.
 //! - `conversation`: one connection from hello to end.
-//! - `snapshot`, `transcript`, `store`: checks a report, archives the transcript, writes the status.
+//! - `snapshot`, `store`: checks a report, archives the transcript, proves an uploaded result, writes the status.
+//! - `upload`: takes a result that fits no message.
 //! - `connections`, `cancels`: which runs are connected here, and which of them are being stopped.
 
 mod admission;
@@ -23,7 +24,7 @@ mod fence;
 mod listener;
 mod snapshot;
 mod store;
-mod transcript;
+mod upload;
 
 pub use snapshot::SchemaError;
 
@@ -45,8 +46,8 @@ use tokio_util::sync::CancellationToken;
 pub struct GatewaySettings {
     /// Namespaces whose runs are followed; none means all.
     pub namespaces: Vec<String>,
-    /// Largest result in bytes that a worker may report. The status holds at most
-    /// [`MAX_INLINE_RESULT_BYTES`](subagent_link::MAX_INLINE_RESULT_BYTES); a higher number here is cut to that.
+    /// Largest result in bytes that a worker may report, text and other content together. A number above
+    /// [`MAX_RESULT_BYTES`](subagent_link::MAX_RESULT_BYTES) counts as that.
     pub max_result_bytes: i64,
 }
 
@@ -75,6 +76,7 @@ struct Gateway {
     connections: Arc<Connections>,
     recorder: Recorder,
     max_result_bytes: i64,
+    room: upload::Room,
     shutdown: CancellationToken,
 }
 
@@ -102,14 +104,15 @@ pub async fn serve(
 ) -> Result<(), GatewayError> {
     let tls = pki.server_config()?;
     let connections = Arc::new(Connections::new(metrics.clone()));
-    let inline = i64::try_from(subagent_link::MAX_INLINE_RESULT_BYTES).unwrap_or(i64::MAX);
+    let most = i64::try_from(subagent_link::MAX_RESULT_BYTES).unwrap_or(i64::MAX);
     let gateway = Arc::new(Gateway {
         client: client.clone(),
         metrics,
         rules: Rules::of_reports()?,
         connections: connections.clone(),
         recorder: Recorder::new(client.clone(), Reporter { controller: names::REPORTER.into(), instance: None }),
-        max_result_bytes: settings.max_result_bytes.min(inline),
+        max_result_bytes: settings.max_result_bytes.min(most),
+        room: upload::Room::new(),
         shutdown: shutdown.clone(),
     });
     let watching = cancels::follow(client, &settings.namespaces, connections, &ready);

@@ -3,13 +3,15 @@
 //! The bounds are those of the installed schema: it is read from the API types, so there is one source of them.
 
 use super::fence::Claim;
+use crate::archive::{result::Part, transcript::Tail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use regex::Regex;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subagent_crds::report::{Report, RunResult};
 use subagent_link::{
-    MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES, MAX_TRANSCRIPT_BYTES, ResultPayload, Snapshot, TranscriptPayload,
+    MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES, MAX_TRANSCRIPT_BYTES, ResultPart, ResultPayload, Snapshot,
+    TranscriptPayload,
 };
 
 /// The schema cannot be used.
@@ -151,38 +153,81 @@ pub(super) fn report(rules: &Rules, claim: &Claim, seq: i64, snapshot: &Snapshot
     serde_json::from_value(value).map_err(not_json)
 }
 
-/// Makes the result. Its digest is computed again: what is stored is what the digest says.
-pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> Result<RunResult, Invalid> {
-    let bytes = payload.text.len();
-    if bytes > MAX_INLINE_RESULT_BYTES || i64::try_from(bytes).is_ok_and(|bytes| bytes > max_bytes) {
-        return Err(invalid("result.text", format!("has {bytes} bytes; it is never cut, a worker fails instead")));
+/// A checked result. What was uploaded is to be proven stored before it goes into the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reported {
+    /// As the status will show it, with the text when it came inline.
+    pub result: RunResult,
+    /// The content that is not text, when it was uploaded.
+    pub blocks: Option<Part>,
+}
+
+impl Reported {
+    /// The text, when it was uploaded.
+    pub fn text(&self) -> Option<Part> {
+        let RunResult { text, sha256, size, .. } = &self.result;
+        text.is_none().then(|| Part { part: ResultPart::Text, sha256: sha256.clone(), size: *size })
     }
-    if i64::try_from(bytes) != Ok(payload.size) {
-        return Err(invalid("result.size", format!("is {}, the text has {bytes} bytes", payload.size)));
+}
+
+/// Makes the result. The digest of a text is computed again: what is stored is what the digest says.
+pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> Result<Reported, Invalid> {
+    let never_cut = |bytes| invalid("result", format!("has {bytes} bytes; it is never cut, a worker fails instead"));
+    let blocks = match &payload.blocks {
+        None => None,
+        Some(blocks) => Some(part(ResultPart::Blocks, &blocks.sha256, blocks.size, max_bytes)?),
+    };
+    match &payload.text {
+        Some(text) => {
+            if text.len() > MAX_INLINE_RESULT_BYTES {
+                return Err(never_cut(payload.size));
+            }
+            if i64::try_from(text.len()) != Ok(payload.size) {
+                return Err(invalid("result.size", format!("is {}, the text has {} bytes", payload.size, text.len())));
+            }
+            if crate::naming::hex(&Sha256::digest(text.as_bytes())) != payload.sha256 {
+                return Err(invalid("result.sha256", "is not the digest of the text"));
+            }
+        }
+        None => {
+            part(ResultPart::Text, &payload.sha256, payload.size, max_bytes)?;
+        }
     }
-    if crate::naming::hex(&Sha256::digest(payload.text.as_bytes())) != payload.sha256 {
-        return Err(invalid("result.sha256", "is not the digest of the text"));
+    // Each part is within the bound, so the sum cannot overflow.
+    let whole = payload.size + blocks.as_ref().map_or(0, |blocks| blocks.size);
+    if whole > max_bytes {
+        return Err(never_cut(whole));
     }
     if !(0..=1_000_000).contains(&payload.other_blocks) {
         return Err(invalid("result.otherBlocks", "is out of range"));
     }
-    Ok(RunResult {
+    let result = RunResult {
         pod_uid: claim.pod_uid.clone(),
-        text: Some(payload.text.clone()),
+        text: payload.text.clone(),
         other_blocks: payload.other_blocks,
         sha256: payload.sha256.clone(),
         size: payload.size,
-    })
+        ..RunResult::default()
+    };
+    Ok(Reported { result, blocks })
 }
 
-/// A checked transcript.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tail {
-    /// zstd-compressed.
-    pub data: Vec<u8>,
-    pub sha256: String,
-    pub size: i64,
-    pub dropped_bytes: i64,
+/// Checks what is or was uploaded. A text that fits the status has no other home than that.
+pub(super) fn part(part: ResultPart, sha256: &str, size: i64, max_bytes: i64) -> Result<Part, Invalid> {
+    let inline = i64::try_from(MAX_INLINE_RESULT_BYTES).unwrap_or(i64::MAX);
+    let least = if part == ResultPart::Text { inline + 1 } else { 1 };
+    if size < least || size > max_bytes {
+        let path = format!("result.{}.size", part.as_str());
+        return Err(Invalid { path, what: format!("is {size}; uploads have {least} to {max_bytes} bytes") });
+    }
+    if !is_digest(sha256) {
+        return Err(invalid("result.sha256", "is not a SHA-256 in lower-case hex"));
+    }
+    Ok(Part { part, sha256: sha256.to_owned(), size })
+}
+
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// Checks a transcript's tail. It is not unpacked here: readers check the digest.
@@ -191,8 +236,7 @@ pub(super) fn transcript(payload: &TranscriptPayload) -> Result<Tail, Invalid> {
     if data.len() > MAX_TRANSCRIPT_BYTES {
         return Err(invalid("transcript.data", format!("has {} bytes", data.len())));
     }
-    let is_digest = payload.sha256.len() == 64 && payload.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !is_digest {
+    if !is_digest(&payload.sha256) {
         return Err(invalid("transcript.sha256", "is not a SHA-256 in hex"));
     }
     let in_range = |number: i64| (0..=9_007_199_254_740_991).contains(&number);
@@ -207,6 +251,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
     use serde_json::json;
+    use subagent_link::ContentDigest;
 
     fn claim() -> Claim {
         Claim { pod_uid: "pod".into(), run_uid: "run".into(), attempt: 2, seq: 0 }
@@ -274,7 +319,7 @@ mod tests {
 
     fn payload(text: &str) -> ResultPayload {
         let sha256 = crate::naming::hex(&Sha256::digest(text.as_bytes()));
-        ResultPayload { text: text.into(), other_blocks: 0, sha256, size: text.len() as i64 }
+        ResultPayload { text: Some(text.into()), other_blocks: 0, blocks: None, sha256, size: text.len() as i64 }
     }
 
     #[rstest]
@@ -283,21 +328,45 @@ mod tests {
     fn t3_a_result_within_the_limit_is_kept_whole(#[case] bytes: usize) {
         let text = "x".repeat(bytes);
         let stored = result(&claim(), &payload(&text), i64::MAX).unwrap();
-        assert_eq!((stored.text.as_deref(), stored.pod_uid.as_str()), (Some(text.as_str()), "pod"));
+        assert_eq!((stored.result.text.as_deref(), stored.result.pod_uid.as_str()), (Some(text.as_str()), "pod"));
+        assert_eq!((stored.text(), stored.blocks), (None, None), "nothing was uploaded");
     }
 
     #[test]
     fn t3_a_result_is_never_cut_and_its_digest_is_checked() {
         let large = payload(&"x".repeat(MAX_INLINE_RESULT_BYTES + 1));
-        assert_eq!(result(&claim(), &large, i64::MAX).unwrap_err().path, "result.text");
+        assert_eq!(result(&claim(), &large, i64::MAX).unwrap_err().path, "result");
         // Many bytes in few characters.
         let wide = payload(&"ä".repeat(MAX_INLINE_RESULT_BYTES / 2 + 1));
-        assert_eq!(result(&claim(), &wide, i64::MAX).unwrap_err().path, "result.text");
-        assert_eq!(result(&claim(), &payload("four"), 3).unwrap_err().path, "result.text");
+        assert_eq!(result(&claim(), &wide, i64::MAX).unwrap_err().path, "result");
+        assert_eq!(result(&claim(), &payload("four"), 3).unwrap_err().path, "result");
         let other = ResultPayload { sha256: payload("b").sha256, ..payload("a") };
         assert_eq!(result(&claim(), &other, 9).unwrap_err().path, "result.sha256");
         let cut = ResultPayload { size: 9, ..payload("a") };
         assert_eq!(result(&claim(), &cut, 9).unwrap_err().path, "result.size");
+    }
+
+    #[rstest]
+    #[case::as_large_as_allowed(4096 * 1024, None, None)]
+    #[case::one_byte_more(4096 * 1024 + 1, None, Some("result.text.size"))]
+    #[case::fits_the_status(MAX_INLINE_RESULT_BYTES as i64, None, Some("result.text.size"))]
+    #[case::one_byte_more_than_that(MAX_INLINE_RESULT_BYTES as i64 + 1, None, None)]
+    #[case::with_blocks(20_000, Some(4096 * 1024 - 20_000), None)]
+    #[case::together_too_large(20_000, Some(4096 * 1024 - 19_999), Some("result"))]
+    #[case::no_blocks_at_all(20_000, Some(0), Some("result.blocks.size"))]
+    #[case::negative(-1, None, Some("result.text.size"))]
+    fn t3_what_was_uploaded_is_bounded(#[case] size: i64, #[case] blocks: Option<i64>, #[case] fault: Option<&str>) {
+        let sha256 = payload("").sha256;
+        let blocks = blocks.map(|size| ContentDigest { sha256: sha256.clone(), size });
+        let told = ResultPayload { text: None, size, blocks: blocks.clone(), ..payload("") };
+        let got = result(&claim(), &told, 4096 * 1024);
+        assert_eq!(got.as_ref().err().map(|error| error.path.as_str()), fault);
+        if let Ok(got) = got {
+            assert_eq!(got.text().map(|text| text.size), Some(size));
+            assert_eq!(got.blocks.map(|blocks| blocks.size), blocks.map(|blocks| blocks.size));
+        }
+        let spoiled = ResultPayload { text: None, size: 20_000, sha256: "AB".repeat(32), ..payload("") };
+        assert_eq!(result(&claim(), &spoiled, 4096 * 1024).unwrap_err().path, "result.sha256");
     }
 
     #[test]

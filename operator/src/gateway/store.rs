@@ -1,4 +1,5 @@
-//! The status write: report, result and transcript in one server-side apply.
+//! The status write: report, result and transcript in one server-side apply. What they refer to is stored first, or
+//! proven to be.
 //!
 //! One apply, because an apply that leaves out a field of its manager gives that field up: the stored result would be
 //! removed by the next report. So what is stored is sent again with every report.
@@ -6,11 +7,14 @@
 use super::{
     Gateway,
     fence::{Claim, Refusal, judge},
-    snapshot::Tail,
-    transcript::{self, Archived, Unarchived},
+    snapshot::Reported,
 };
 use crate::{
-    api::{self, WriteError},
+    api::{self, ReadError, WriteError},
+    archive::{
+        Owner, result,
+        transcript::{self, Archived, Tail},
+    },
     settings::CALL_TIMEOUT,
 };
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -22,7 +26,7 @@ use kube::{
 use serde_json::{Value, json};
 use subagent_crds::{
     SubagentRun, bounds, conditions, names,
-    report::{Report, RunResult, Transcript},
+    report::{OtherContent, Report, RunResult, Transcript, TranscriptSource},
 };
 use subagent_link::RefusalReason;
 
@@ -60,7 +64,7 @@ impl Stored {
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub report: Report,
-    pub result: Option<RunResult>,
+    pub result: Option<Reported>,
     pub transcript: Option<Tail>,
     pub arrived: tokio::time::Instant,
 }
@@ -86,6 +90,19 @@ pub(super) struct Place {
     pub claim: Claim,
 }
 
+impl Place {
+    /// Whose the ConfigMaps of this worker are.
+    pub fn owner(&self) -> Owner {
+        Owner {
+            namespace: self.namespace.clone(),
+            run_name: self.run_name.clone(),
+            run_uid: self.claim.run_uid.clone(),
+            attempt: self.claim.attempt,
+            pod_uid: self.claim.pod_uid.clone(),
+        }
+    }
+}
+
 /// The apply. `None` is left out: a null would be stored as a value.
 fn body(run_name: &str, fields: &Stored) -> Value {
     let mut status = serde_json::Map::new();
@@ -108,22 +125,26 @@ fn body(run_name: &str, fields: &Stored) -> Value {
 }
 
 impl Gateway {
-    /// Stores a report: the transcript's ConfigMap first, then the status.
+    /// Stores a report: the transcript's ConfigMap first, an uploaded result proven, then the status.
     pub async fn store(&self, place: &Place, stored: &Stored, pending: Pending) -> Result<Stored, Refusal> {
         let unavailable = |error: &dyn std::fmt::Display| {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "report not stored");
             Refusal::later(RefusalReason::Unavailable, "the API server could not store the report")
         };
+        let result = match pending.result {
+            None => None,
+            Some(reported) => self.proven(place, reported).await.map_err(|error| unavailable(&error))?,
+        };
         let transcript = match &pending.transcript {
             None => None,
             Some(tail) => {
-                let Place { namespace, run_name, claim } = place;
-                let archived = transcript::archive(&self.client, namespace, run_name, claim, tail).await;
+                let (owner, manager) = (place.owner(), names::GATEWAY_MANAGER);
+                let archived = transcript::archive(&self.client, &owner, manager, tail, TranscriptSource::Worker).await;
                 Some(self.noted(place, archived.map_err(|error| unavailable(&error))?))
             }
         };
         let seq = pending.report.seq;
-        let fields = stored.with(pending.report, pending.result, transcript);
+        let fields = stored.with(pending.report, result, transcript);
         let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
         // Force, because a field may be shared: a controller archives the log of a worker that could not.
         let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
@@ -145,6 +166,38 @@ impl Gateway {
         }
     }
 
+    /// The result as it goes into the status: what was uploaded is there, whole, or there is no result. The controller
+    /// never makes a run Completed without one (contract c31).
+    async fn proven(&self, place: &Place, reported: Reported) -> Result<Option<RunResult>, ReadError> {
+        let (owner, text) = (place.owner(), reported.text());
+        let Reported { mut result, blocks } = reported;
+        let lacks = |what: &str| {
+            let why = format!("the {what} that the worker had uploaded is not there any more, so the result is lost");
+            tracing::warn!(namespace = place.namespace, run = place.run_name, why, "result not stored");
+            self.warn(place, "ResultNotStored", why);
+        };
+        if let Some(text) = text {
+            let Some(whole) = result::prove(&self.client, &owner, &text).await? else {
+                lacks("text");
+                return Ok(None);
+            };
+            (result.ref_, result.chunks) = (Some(whole.reference), Some(whole.chunks));
+        }
+        if let Some(blocks) = blocks {
+            let Some(whole) = result::prove(&self.client, &owner, &blocks).await? else {
+                lacks("content");
+                return Ok(None);
+            };
+            result.blocks = Some(OtherContent {
+                ref_: whole.reference,
+                chunks: whole.chunks,
+                sha256: blocks.sha256,
+                size: blocks.size,
+            });
+        }
+        Ok(Some(result))
+    }
+
     fn noted(&self, place: &Place, archived: Archived) -> Transcript {
         match archived.unarchived {
             None => self.metrics.wrote("gateway", "configmap"),
@@ -156,8 +209,8 @@ impl Gateway {
                     "transcript not archived"
                 );
                 self.metrics.transcripts_unarchived.inc();
-                if let Unarchived::Fault(why) = unarchived {
-                    self.warn(place, why);
+                if let Some(why) = unarchived.fault() {
+                    self.warn(place, "TranscriptNotArchived", why.to_owned());
                 }
             }
         }
@@ -165,7 +218,7 @@ impl Gateway {
     }
 
     /// Tells the run's reader, without holding up the report: an Event never delays a run (contract c10).
-    fn warn(&self, place: &Place, why: String) {
+    pub fn warn(&self, place: &Place, reason: &'static str, why: String) {
         let run = ObjectReference {
             api_version: Some(SubagentRun::api_version(&()).into_owned()),
             kind: Some(SubagentRun::kind(&()).into_owned()),
@@ -176,9 +229,9 @@ impl Gateway {
         };
         let event = Event {
             type_: EventType::Warning,
-            reason: "TranscriptNotArchived".to_owned(),
+            reason: reason.to_owned(),
             note: Some(conditions::cut(&why, bounds::MESSAGE)),
-            action: "Archive".to_owned(),
+            action: "Store".to_owned(),
             secondary: None,
         };
         let recorder = self.recorder.clone();
@@ -199,7 +252,7 @@ impl Gateway {
         place: &Place,
         seq: i64,
         message: &str,
-    ) -> Result<Result<Stored, Refusal>, api::ReadError> {
+    ) -> Result<Result<Stored, Refusal>, ReadError> {
         let run = api::get(runs, &place.run_name).await?;
         let verdict = verdict(&place.claim, seq, run.as_ref(), message);
         if verdict.is_err() {
@@ -260,11 +313,12 @@ mod tests {
     #[test]
     fn a_waiting_result_is_not_lost_to_a_newer_report() {
         let at = tokio::time::Instant::now();
-        let older = Pending { report: report(1, 1), result: Some(result("a")), transcript: None, arrived: at };
+        let reported = Reported { result: result("a"), blocks: None };
+        let older = Pending { report: report(1, 1), result: Some(reported.clone()), transcript: None, arrived: at };
         let later = at + std::time::Duration::from_secs(1);
         let newer = Pending { report: report(1, 2), result: None, transcript: None, arrived: later };
         let both = older.absorbed_by(newer);
-        assert_eq!((both.report.seq, both.result, both.arrived), (2, Some(result("a")), at));
+        assert_eq!((both.report.seq, both.result, both.arrived), (2, Some(reported), at));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! precondition, or a deterministic name.
 
 use super::{
+    archiving,
     descendants::tell,
     outcome,
     plan::{Step, World},
@@ -22,7 +23,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use std::time::Duration;
-use subagent_crds::{Reason, SubagentRun, SubagentRunStatus, names};
+use subagent_crds::{Reason, SubagentRun, SubagentRunStatus, names, report::Transcript};
 
 /// How soon a pod that found no room is tried again. Quota frees up when other pods end; nothing tells when.
 const QUOTA_RETRY: Duration = Duration::from_secs(10);
@@ -50,6 +51,8 @@ pub enum Applied {
     Changed,
     /// The runs below were told to stop, but for these failures: read again.
     Told(Vec<String>),
+    /// The log was looked for.
+    Log(Option<Transcript>),
     /// Nothing more to do for now.
     Done(Option<Duration>),
 }
@@ -85,6 +88,10 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
         }
         Step::StopDescendants => Ok(Applied::Told(tell::stop(context, world).await)),
         Step::CreatePod => create_pod(context, world, &runs, now).await,
+        Step::ArchiveLog => Ok(Applied::Log(match &world.pod {
+            Some(pod) => archiving::archive_log(context, run, pod).await,
+            None => None,
+        })),
         Step::DeletePod => {
             if let Some(pod) = &world.pod {
                 let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
@@ -142,21 +149,29 @@ pub async fn write_status(
     run: &SubagentRun,
     status: &SubagentRunStatus,
 ) -> Result<SubagentRun, WriteError> {
+    let body = status_body(run, status);
+    let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+    let name = run.name_any();
+    api::write(format!("status of run {name}"), runs.patch_status(&name, &params, &api::apply_body(&body))).await
+}
+
+/// The apply of the controllers' part of a status. Report and result are the gateway's, and the transcript, too, unless it
+/// is of a log.
+pub(super) fn status_body(run: &SubagentRun, status: &SubagentRunStatus) -> Value {
     let mut own = serde_json::to_value(status).unwrap_or_default();
     if let Some(own) = own.as_object_mut() {
-        for gateways in ["report", "result", "transcript"] {
-            own.remove(gateways);
+        own.remove("report");
+        own.remove("result");
+        if !archiving::is_ours(status) {
+            own.remove("transcript");
         }
     }
-    let body = json!({
+    json!({
         "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
         "kind": "SubagentRun",
         "metadata": {"name": run.name_any(), "uid": run.uid(), "resourceVersion": run.resource_version()},
         "status": own,
-    });
-    let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
-    let name = run.name_any();
-    api::write(format!("status of run {name}"), runs.patch_status(&name, &params, &api::apply_body(&body))).await
+    })
 }
 
 async fn write_finalizers<K>(api: &Api<K>, object: &K, finalizers: &[String]) -> Result<K, WriteError>
@@ -282,22 +297,15 @@ pub enum Refused {
 
 /// Sorts a refused creation of a pod.
 pub fn refused(status: &Status) -> Refused {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    if causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating") {
+    if api::is_namespace_terminating(status) {
         return Refused::Terminating;
     }
     match status.code {
-        403 if is_quota(&status.message) => Refused::Quota,
+        403 if api::is_quota(status) => Refused::Quota,
         403 if status.message.contains("error looking up service account") => Refused::Final(Reason::MissingReference),
         403 => Refused::Final(Reason::PodRejected),
         _ => Refused::Final(Reason::InvalidTemplate),
     }
-}
-
-/// A quota that is full, or one so new that nobody has counted yet what it limits. The API server has no reason of its
-/// own for either, only words.
-fn is_quota(message: &str) -> bool {
-    ["exceeded quota", "status unknown for quota"].iter().any(|words| message.contains(words))
 }
 
 async fn fail_without_pod(

@@ -2,6 +2,7 @@
 
 use super::{
     apply::{self, Applied, Error},
+    archiving::{self, Log},
     dereference,
     descendants::{Family, wake},
     events, orphans, plan,
@@ -155,7 +156,7 @@ async fn steps(run: &SubagentRun, context: &Context, news: &UnboundedSender<Suba
         let now = Timestamp::now();
         family.look(context, &world.run, now).await?;
         world.family = family.clone();
-        let step = plan::next(&world, now);
+        let step = archiving::before_end(&world, plan::next(&world, now));
         tracing::debug!(namespace, name, step = ?kind(&step), "next step");
         match apply::apply(context, &world, step, now).await? {
             Applied::Done(None) => return Ok(Action::await_change()),
@@ -175,6 +176,10 @@ async fn steps(run: &SubagentRun, context: &Context, news: &UnboundedSender<Suba
                 world = dereference::around(context, world.run).await?;
             }
             Applied::Changed => world = dereference::around(context, world.run).await?,
+            Applied::Log(transcript) => {
+                world = dereference::around(context, world.run).await?;
+                world.log = Log::Read(transcript);
+            }
         }
     }
     Ok(Action::requeue(CONFLICT_RETRY))
@@ -200,6 +205,7 @@ fn kind(step: &plan::Step) -> &'static str {
         plan::Step::AddFinalizer => "AddFinalizer",
         plan::Step::Status(_) => "Status",
         plan::Step::CreatePod => "CreatePod",
+        plan::Step::ArchiveLog => "ArchiveLog",
         plan::Step::DeletePod => "DeletePod",
         plan::Step::ReleasePod => "ReleasePod",
         plan::Step::ReleaseRun => "ReleaseRun",

@@ -86,19 +86,24 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
 pub async fn publish(context: &Context, old: Option<&SubagentRunStatus>, run: &SubagentRun) {
     let Some(status) = &run.status else { return };
     for note in notes(old, status) {
-        let own = event(&note, note.reason.into(), &note.text, None);
-        let mut told = vec![(run.object_ref(&()), own)];
-        if let Some(parent) = parent(run).filter(|_| note.for_parent) {
-            let text = format!("{}: {}", run.metadata.name.as_deref().unwrap_or_default(), note.text);
-            let about_child = event(&note, format!("Child{}", note.reason), &text, Some(run.object_ref(&())));
-            told.push((parent, about_child));
-        }
-        for (object, event) in told {
-            match tokio::time::timeout(crate::settings::CALL_TIMEOUT, context.recorder.publish(&event, &object)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, reason = note.reason, "an Event was not published"),
-                Err(_) => tracing::warn!(reason = note.reason, "an Event was not published in time"),
-            }
+        tell(context, run, note).await;
+    }
+}
+
+/// Publishes one Event, on the parent too when it is for it. A failure is logged and forgotten.
+pub async fn tell(context: &Context, run: &SubagentRun, note: Note) {
+    let own = event(&note, note.reason.into(), &note.text, None);
+    let mut told = vec![(run.object_ref(&()), own)];
+    if let Some(parent) = parent(run).filter(|_| note.for_parent) {
+        let text = format!("{}: {}", run.metadata.name.as_deref().unwrap_or_default(), note.text);
+        let about_child = event(&note, format!("Child{}", note.reason), &text, Some(run.object_ref(&())));
+        told.push((parent, about_child));
+    }
+    for (object, event) in told {
+        match tokio::time::timeout(crate::settings::CALL_TIMEOUT, context.recorder.publish(&event, &object)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, reason = note.reason, "an Event was not published"),
+            Err(_) => tracing::warn!(reason = note.reason, "an Event was not published in time"),
         }
     }
 }

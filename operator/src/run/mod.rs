@@ -6,6 +6,7 @@
 
 pub mod after_end;
 pub mod apply;
+pub mod archiving;
 pub mod controller;
 pub mod dereference;
 pub mod descendants;
@@ -16,5 +17,7 @@ pub mod plan;
 pub mod status;
 pub mod validate;
 
+#[cfg(test)]
+mod archiving_tests;
 #[cfg(test)]
 mod plan_tests;

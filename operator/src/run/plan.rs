@@ -3,6 +3,7 @@
 
 use super::{
     after_end::after_end,
+    archiving::Log,
     descendants::{self, Family},
     outcome,
     status::{self, Stopped},
@@ -41,6 +42,8 @@ pub struct World {
     pub parent: Parent,
     /// The pod under the name of the current attempt, whoever owns it.
     pub pod: Option<Pod>,
+    /// Log of that pod; read right before the end of a run whose worker sent no transcript.
+    pub log: Log,
     /// Why the prompt's ConfigMap cannot be mounted; read while the worker has not reported.
     pub missing_prompt: Option<String>,
     /// The pod's node.
@@ -61,6 +64,7 @@ impl World {
             provider: Provider::Missing,
             parent: Parent::NotAsked,
             pod: None,
+            log: Log::Unread,
             missing_prompt: None,
             node: Node::Present,
             graces: Duration::ZERO,
@@ -79,6 +83,8 @@ pub enum Step {
     Status(Box<SubagentRunStatus>),
     /// Create the pod of the current attempt.
     CreatePod,
+    /// Store the end of the pod's log as the run's transcript.
+    ArchiveLog,
     /// Delete the pod of the current attempt; the kubelet gives its worker the whole ladder.
     DeletePod,
     /// Take our finalizer off the pod: its end is stored.

@@ -1,6 +1,7 @@
 //! A namespace for each test.
 
 use crate::{ScriptedProvider, cluster, status::RunView};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use futures::FutureExt;
 use k8s_openapi::api::{
     core::v1::{Namespace, Pod},
@@ -265,6 +266,17 @@ impl TestNamespace {
     /// The log of a run's agent container, through the label as users do it.
     pub fn transcript(&self, run: &str) -> String {
         self.kubectl(&["logs", "-l", &cluster::of_run(run), "-c", "agent", "--tail=-1"])
+    }
+
+    /// The archived transcript of a run, as the README reads it.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn archived_transcript(&self, run: &str) -> String {
+        let name = self.kubectl(&["get", "subagentrun", run, "-o", "jsonpath={.status.transcript.ref}"]);
+        let path = "jsonpath={.binaryData.transcript\\.zst}";
+        let packed = BASE64_STANDARD.decode(self.kubectl(&["get", "configmap", &name, "-o", path])).expect("base64");
+        String::from_utf8(zstd::decode_all(&packed[..]).expect("zstd")).expect("text")
     }
 
     /// Everything that tells why a test failed: objects, Events, logs of pods and of the operator.

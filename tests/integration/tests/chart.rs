@@ -62,7 +62,7 @@ fn the_values_reach_the_operator() {
     expect("SUBAGENT_WORKER_IMAGE", "localhost/subagent-worker:dev");
     expect("SUBAGENT_WATCH_NAMESPACES", "");
     expect("SUBAGENT_POD_TTL_SECONDS", "300");
-    expect("SUBAGENT_MAX_RESULT_BYTES", "16384");
+    expect("SUBAGENT_MAX_RESULT_BYTES", "4194304");
     expect("SUBAGENT_LEASE_NAME", "subagent-operator");
     expect("SUBAGENT_ROOT_SECRET", "subagent-operator-gateway-root");
     expect("SUBAGENT_LOG", "info");

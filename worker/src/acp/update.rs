@@ -35,8 +35,15 @@ pub enum Update {
         /// The text.
         text: String,
     },
-    /// A block of another kind in the agent's message: its type.
-    AgentBlock(String),
+    /// A block of another kind in the agent's message.
+    AgentBlock {
+        /// The message's id, if the agent gives any.
+        id: Option<String>,
+        /// Its type, clipped.
+        kind: String,
+        /// The whole block as JSON.
+        json: String,
+    },
     /// Text of the agent's thinking.
     Thought(String),
     /// Text of the user's message, as replayed.
@@ -124,7 +131,11 @@ fn read(fields: &Fields<'_>, whole: &RawValue) -> Update {
     match fields.session_update.as_ref() {
         "agent_message_chunk" => match block(fields.content) {
             Some(Block::Text(text)) => Update::AgentText { id: string(fields.message_id), text },
-            Some(Block::Other(kind)) => Update::AgentBlock(kind),
+            Some(Block::Other(kind)) => Update::AgentBlock {
+                id: string(fields.message_id),
+                kind,
+                json: fields.content.map(|content| content.get().to_owned()).unwrap_or_default(),
+            },
             None => Update::Ignored,
         },
         "agent_thought_chunk" => match block(fields.content) {
@@ -266,12 +277,12 @@ mod tests {
         Update::AgentText { id: None, text: "a".into() }
     )]
     #[case(
-        json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "image", "data": "", "mimeType": "x"}}),
-        Update::AgentBlock("image".into())
+        json!({"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {"type": "image", "data": ""}}),
+        Update::AgentBlock { id: Some("m".into()), kind: "image".into(), json: r#"{"type":"image","data":""}"#.into() }
     )]
     #[case(
         json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "hologram"}}),
-        Update::AgentBlock("hologram".into())
+        Update::AgentBlock { id: None, kind: "hologram".into(), json: r#"{"type":"hologram"}"#.into() }
     )]
     #[case(json!({"sessionUpdate": "agent_message_chunk", "content": "text"}), Update::Ignored)]
     #[case(json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": 1}}), Update::Ignored)]

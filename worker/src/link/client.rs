@@ -193,7 +193,7 @@ async fn one_connection(
 mod tests {
     use super::*;
     use subagent_link::{
-        Activity, Agent, Final, MAX_DIAGNOSTIC_BYTES, MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES,
+        Activity, Agent, ContentDigest, Final, MAX_DIAGNOSTIC_BYTES, MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES,
         MAX_TRANSCRIPT_BYTES, ResultPayload, Session, SessionOrigin, TranscriptPayload, WorkerMessage,
     };
 
@@ -222,8 +222,9 @@ mod tests {
         };
         let size = 1;
         let result = ResultPayload {
-            text: control.repeat(MAX_INLINE_RESULT_BYTES),
+            text: Some(control.repeat(MAX_INLINE_RESULT_BYTES)),
             other_blocks: i64::MAX,
+            blocks: Some(ContentDigest { sha256: "0".repeat(64), size }),
             sha256: "0".repeat(64),
             size,
         };

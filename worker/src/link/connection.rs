@@ -21,7 +21,7 @@ use tokio_tungstenite::{
     tungstenite::{
         Bytes, Message,
         client::IntoClientRequest,
-        http::{HeaderValue, header::AUTHORIZATION},
+        http::{HeaderValue, Uri, header::AUTHORIZATION},
         protocol::WebSocketConfig,
     },
 };
@@ -43,26 +43,42 @@ pub async fn dial(settings: &Settings) -> anyhow::Result<Socket> {
 }
 
 async fn connect(settings: &Settings) -> anyhow::Result<Socket> {
-    let token = std::fs::read_to_string(settings.link_dir.join(TOKEN_FILE)).context("reading the link token")?;
     let mut request = settings.worker.gateway.as_str().into_client_request().context("the gateway's address")?;
-    let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.trim())).context("the link token")?;
-    bearer.set_sensitive(true);
-    request.headers_mut().insert(AUTHORIZATION, bearer);
-    if request.uri().scheme_str() != Some("wss") {
-        bail!("the gateway's address is not wss://");
-    }
-    let host = request.uri().host().context("the gateway's address has no host")?.to_owned();
-    let port = request.uri().port_u16().unwrap_or(443);
-    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).context("the gateway's host name")?;
-    let tls = tls::client(&settings.link_dir.join(ROOTS_FILE))?;
-    let tcp = TcpStream::connect((host.as_str(), port)).await.context("connecting to the gateway")?;
-    tcp.set_nodelay(true).context("setting up the connection")?;
-    let stream = TlsConnector::from(tls).connect(name, tcp).await.context("TLS with the gateway")?;
+    request.headers_mut().insert(AUTHORIZATION, bearer(settings)?);
+    let stream = open(settings, request.uri()).await?;
     let bounds =
         WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE_BYTES)).max_frame_size(Some(MAX_MESSAGE_BYTES));
     let (socket, _) =
         client_async_with_config(request, stream, Some(bounds)).await.context("opening the link's WebSocket")?;
     Ok(socket)
+}
+
+/// The token of this pod, as it is now.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn bearer(settings: &Settings) -> anyhow::Result<HeaderValue> {
+    let token = std::fs::read_to_string(settings.link_dir.join(TOKEN_FILE)).context("reading the link token")?;
+    let mut bearer = HeaderValue::from_str(&format!("Bearer {}", token.trim())).context("the link token")?;
+    bearer.set_sensitive(true);
+    Ok(bearer)
+}
+
+/// Opens TLS to the gateway at this `wss://` address, with its roots as they are now.
+///
+/// # Errors
+/// Whatever keeps it from being reached; the message says which step.
+pub async fn open(settings: &Settings, gateway: &Uri) -> anyhow::Result<TlsStream<TcpStream>> {
+    if gateway.scheme_str() != Some("wss") {
+        bail!("the gateway's address is not wss://");
+    }
+    let host = gateway.host().context("the gateway's address has no host")?;
+    let port = gateway.port_u16().unwrap_or(443);
+    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).context("the gateway's host name")?;
+    let tls = tls::client(&settings.link_dir.join(ROOTS_FILE))?;
+    let tcp = TcpStream::connect((host, port)).await.context("connecting to the gateway")?;
+    tcp.set_nodelay(true).context("setting up the connection")?;
+    TlsConnector::from(tls).connect(name, tcp).await.context("TLS with the gateway")
 }
 
 /// What a connection told on its way.

@@ -1,6 +1,9 @@
 //! An attempt: what is known, and the one loop that everything comes through.
 
-use super::agent::{AgentEvent, RunningAgent};
+use super::{
+    agent::{AgentEvent, RunningAgent},
+    upload::{self, Upload},
+};
 use crate::{
     config::Settings,
     ledger::Ledger,
@@ -17,7 +20,7 @@ use std::{
     path::Path,
     time::{Duration, SystemTime},
 };
-use subagent_link::{Assignment, MAX_INLINE_RESULT_BYTES, PermissionMode, RefusalReason, StopGraces};
+use subagent_link::{Assignment, MAX_INLINE_RESULT_BYTES, MAX_RESULT_BYTES, PermissionMode, RefusalReason, StopGraces};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep_until},
@@ -78,6 +81,8 @@ pub struct Attempt {
     /// When a slow stage is to be reported; `None` once it was.
     slow_at: Option<Instant>,
     pub(super) output: Output,
+    /// The end that waits until its result is stored.
+    pub(super) upload: Option<Upload>,
     /// Frames handled since the other tasks had their turn.
     in_a_row: u32,
     /// Number of the prompt's request, while its response is awaited.
@@ -125,7 +130,8 @@ impl Attempt {
             last_trouble: None,
             stage: Stage::Connecting,
             slow_at: None,
-            output: Output::new(MAX_INLINE_RESULT_BYTES),
+            output: Output::new(MAX_INLINE_RESULT_BYTES, false),
+            upload: None,
             in_a_row: 0,
             open_prompt: None,
             session_id: None,
@@ -135,11 +141,11 @@ impl Attempt {
         })
     }
 
-    /// Bounds the result. Larger ones than fit the status would have to be stored elsewhere first; until that exists
-    /// they fail, whatever the run would allow (pitfall T3).
-    pub fn limit_result(&mut self, max_result_bytes: i64) {
-        let limit = usize::try_from(max_result_bytes).unwrap_or(0).min(MAX_INLINE_RESULT_BYTES);
-        self.output = Output::new(limit);
+    /// Bounds the result (pitfall T3). A gateway that takes no uploads gets what fits a report.
+    pub fn limit_result(&mut self, assignment: &Assignment) {
+        let most = if assignment.uploads { MAX_RESULT_BYTES } else { MAX_INLINE_RESULT_BYTES };
+        let limit = usize::try_from(assignment.max_result_bytes).unwrap_or(0).min(most);
+        self.output = Output::new(limit, assignment.uploads);
     }
 
     /// Enters a stage.
@@ -205,7 +211,7 @@ impl Attempt {
             self.link.post(&self.ledger);
             let flush_at = self.ledger.flush_at().map(Instant::from_std);
             let (never, slow_at) = (Instant::now() + Duration::from_secs(86_400), self.slow_at);
-            let agent = &mut self.agent;
+            let (agent, upload) = (&mut self.agent, &mut self.upload);
             tokio::select! {
                 // In this order: a cancel and a SIGTERM are few and must not wait behind an agent that talks without
                 // pause.
@@ -213,6 +219,7 @@ impl Attempt {
                 event = self.link.next() => return self.hear(event),
                 _ = self.terminate.recv() => return self.terminate(),
                 _ = self.interrupt.recv() => return self.terminate(),
+                outcome = upload::outcome_of(upload) => return self.uploaded(outcome),
                 () = sleep_until(deadline.unwrap_or(never)), if deadline.is_some() => return Wake::Deadline,
                 () = sleep_until(flush_at.unwrap_or(never)), if flush_at.is_some() => self.ledger.publish(now()),
                 () = sleep_until(slow_at.unwrap_or(never)), if slow_at.is_some() => {

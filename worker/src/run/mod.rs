@@ -10,6 +10,7 @@ mod handshake;
 mod narrate;
 mod stop;
 mod turn;
+mod upload;
 
 use crate::{
     config::Settings,
@@ -64,7 +65,7 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     let assignment = wait_for_assignment(attempt).await?;
     attempt.permission = assignment.transport.permission;
     attempt.stop_graces = assignment.stop;
-    attempt.limit_result(assignment.max_result_bytes);
+    attempt.limit_result(&assignment);
     attempt.show_deadlines(&assignment.deadlines);
     if let Some(seconds) = assignment.deadlines.idle_seconds {
         attempt.ledger.keep_alive_within(seconds);

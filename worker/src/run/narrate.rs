@@ -71,9 +71,9 @@ impl Attempt {
                 self.transcript.stream(Speaker::Agent, &text);
                 self.note_activity("writing");
             }
-            Update::AgentBlock(kind) => {
+            Update::AgentBlock { id, kind, json } => {
                 if in_turn {
-                    self.output.other_block();
+                    self.output.block(id.as_deref(), &json);
                 }
                 self.transcript.line(Speaker::Agent, &format!("[{kind}]"));
                 self.note_activity("writing");

@@ -1,4 +1,5 @@
 //! The end: the turn is quieted, the end reported, the agent stopped by the ladder of contract c48, nothing left behind.
+//! A result that fits no report is stored first (`upload`).
 
 use super::{
     agent::AgentEvent,
@@ -13,12 +14,14 @@ use crate::{
 };
 use nix::sys::signal::Signal;
 use std::time::Duration;
-use subagent_link::{FINAL_ACK_TIMEOUT, Final};
+use subagent_link::{FINAL_ACK_TIMEOUT, Final, ResultPayload};
 use tokio::time::Instant;
 
 /// How long the final report may still wait after the ladder once SIGTERM came. The pod's grace period is 15 s longer
 /// than the ladder (design section 8); this leaves some for a clean exit.
 const ACK_AFTER_SIGTERM: Duration = Duration::from_secs(12);
+/// How much of that a result may take that is still being stored: what is left is for the report without it.
+const UPLOAD_AFTER_SIGTERM: Duration = Duration::from_secs(7);
 /// How long the agent's process is awaited after SIGKILL before the sweep goes on without it.
 const KILLED: Duration = Duration::from_secs(5);
 
@@ -51,28 +54,30 @@ impl Attempt {
         self.open_prompt = None;
     }
 
-    /// Composes and publishes the final report. Once: a later end is not heard.
+    /// Fixes the end. Once: a later one is not heard. It is reported at once, or when its result is stored.
     pub fn report_end(&mut self, end: &End) {
         self.enter(Stage::Stopping);
+        self.ledger.close();
         let mut end = *end;
         if let End::Stopped { cause, .. } = &mut end {
             // A cancel that came during the ladder is a better word than the SIGTERM before it.
             *cause = self.stop.unwrap_or(*cause);
         }
-        let result = match self.output.collect() {
-            Collected::Whole(result) => {
-                Some(result).filter(|result| result.size > 0 || result.other_blocks > 0 || is_completed(&end))
-            }
+        match self.output.collect() {
+            Collected::Whole(whole) => self.deliver(end, whole),
             Collected::TooLarge { size, limit } if is_completed(&end) => {
-                end = End::ResultTooLarge { size, limit };
-                None
+                self.conclude(&End::ResultTooLarge { size, limit }, None);
             }
             Collected::TooLarge { size, .. } => {
                 self.circumstances.dropped_output = Some(size);
-                None
+                self.conclude(&end, None);
             }
-        };
-        let settlement = settle(&end, &self.circumstances);
+        }
+    }
+
+    /// Composes and publishes the final report.
+    pub(super) fn conclude(&mut self, end: &End, result: Option<ResultPayload>) {
+        let settlement = settle(end, &self.circumstances);
         let mut line = settlement.stop_reason.to_owned();
         if settlement.reason != settlement.stop_reason {
             line.push_str(&format!(", reason {}", settlement.reason));
@@ -87,7 +92,6 @@ impl Attempt {
             diagnostic: settlement.diagnostic,
             at: timestamp(),
         };
-        self.ledger.close();
         self.ledger.finish(end, self.output.preview(), result, self.transcript.archive(), now());
         self.link.post(&self.ledger);
     }
@@ -115,8 +119,15 @@ impl Attempt {
         self.agent = None;
     }
 
-    /// Waits until the final report is acknowledged. False when it was not: refused, or too late.
+    /// Waits until the result is stored, if it has to be, and the final report acknowledged. False when it was not:
+    /// refused, or too late.
     pub async fn wait_for_acknowledgement(&mut self) -> bool {
+        while self.upload.is_some() && !self.is_refused() {
+            let deadline = self.terminated_at.map(|at| at + self.ladder() + UPLOAD_AFTER_SIGTERM);
+            if let Wake::Deadline = self.next(deadline).await {
+                self.give_up_upload();
+            }
+        }
         let latest = Instant::now() + FINAL_ACK_TIMEOUT;
         while !self.ledger.is_settled() {
             let deadline = self.terminated_at.map_or(latest, |at| latest.min(at + self.ladder() + ACK_AFTER_SIGTERM));
@@ -155,7 +166,8 @@ impl Attempt {
     }
 }
 
-fn is_completed(end: &End) -> bool {
+/// Whether the agent ended its turn well.
+pub(super) fn is_completed(end: &End) -> bool {
     matches!(end, End::Answered(ProtocolStop::EndTurn))
 }
 

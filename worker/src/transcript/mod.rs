@@ -7,14 +7,12 @@
 
 mod escape;
 mod sink;
-mod tail;
 
 pub use escape::{clip, escape};
 
 use sink::Sink;
 use std::sync::{Arc, Mutex, PoisonError};
-use subagent_link::TranscriptPayload;
-use tail::Tail;
+use subagent_link::{Tail, TranscriptPayload};
 
 /// Longest line in bytes, before escaping; longer text goes on in a further line. Container runtimes split log lines at
 /// 16 KiB, and escaping makes a byte at most eight.

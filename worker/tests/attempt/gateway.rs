@@ -4,6 +4,7 @@ use futures::{SinkExt, StreamExt};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::{
+    collections::HashMap,
     fmt::Write as _,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -13,11 +14,12 @@ use subagent_link::{
     WorkerMessage, choose_version, decode, encode,
 };
 use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
     sync::{Notify, mpsc},
     time::{Instant, timeout_at},
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_tungstenite::{
     accept_hdr_async,
     tungstenite::{
@@ -35,6 +37,16 @@ pub struct Report {
     pub snapshot: Snapshot,
     pub result: Option<ResultPayload>,
     pub transcript: Option<TranscriptPayload>,
+    /// How many uploads were stored when it arrived.
+    pub uploads_before: usize,
+}
+
+/// What was uploaded and taken.
+#[derive(Clone, Debug)]
+pub struct Uploaded {
+    pub part: String,
+    pub sha256: String,
+    pub text: String,
 }
 
 impl Report {
@@ -64,6 +76,10 @@ struct State {
     bearers: Vec<String>,
     reports: Vec<Report>,
     acknowledged: i64,
+    uploads: Vec<Uploaded>,
+    /// Statuses the next uploads are answered with; the last one stays, without any they are taken.
+    upload_answers: Vec<u16>,
+    upload_tries: usize,
     /// The connection that counts: the newest.
     orders: Option<mpsc::UnboundedSender<Order>>,
 }
@@ -146,6 +162,20 @@ impl Gateway {
     /// Answers the next hellos with these refusals, in this order, and then serves.
     pub fn refuse(&self, refusals: &[(RefusalReason, bool)]) {
         self.shared.lock().refusals = refusals.iter().rev().copied().collect();
+    }
+
+    /// Answers the next uploads with these statuses, the last one for ever.
+    pub fn answer_uploads(&self, statuses: &[u16]) {
+        self.shared.lock().upload_answers = statuses.iter().rev().copied().collect();
+    }
+
+    pub fn uploads(&self) -> Vec<Uploaded> {
+        self.shared.lock().uploads.clone()
+    }
+
+    /// Waits until so many uploads were tried.
+    pub async fn upload_tries(&self, count: usize) {
+        self.wait("an upload", |state| (state.upload_tries >= count).then_some(())).await;
     }
 
     /// Says something on the newest connection.
@@ -244,6 +274,11 @@ async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
         return;
     }
     let Ok(stream) = acceptor.accept(stream).await else { return };
+    let mut stream = BufReader::new(stream);
+    if stream.fill_buf().await.is_ok_and(|head| head.starts_with(b"PUT ")) {
+        let _ = take_upload(&shared, stream).await;
+        return;
+    }
     let mut bearer = String::new();
     // The callback's type is the crate's.
     #[allow(clippy::result_large_err)]
@@ -281,7 +316,8 @@ async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
                             }
                         }
                         WorkerMessage::Report { seq, snapshot, result, transcript } => {
-                            state.reports.push(Report { connection, seq, snapshot: *snapshot, result, transcript });
+                            let (snapshot, uploads_before) = (*snapshot, state.uploads.len());
+                            state.reports.push(Report { connection, seq, snapshot, result, transcript, uploads_before });
                             if !state.holds_acks {
                                 state.acknowledged = seq;
                                 let _ = orders.send(Order::Say(GatewayMessage::Ack { seq }));
@@ -304,6 +340,43 @@ async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
             }
         }
     }
+}
+
+/// One upload, by the letter of HTTP as far as the worker uses it.
+async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>>) -> std::io::Result<()> {
+    let (mut path, mut length, mut line) = (String::new(), 0, String::new());
+    while stream.read_line(&mut line).await? > 2 {
+        if let Some(rest) = line.strip_prefix("PUT ") {
+            path = rest.split(' ').next().unwrap_or_default().to_owned();
+        }
+        if let Some(("content-length", value)) = line.to_ascii_lowercase().trim().split_once(": ") {
+            length = value.parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await?;
+    let (route, query) = path.split_once('?').unwrap();
+    assert_eq!(route, subagent_link::RESULT_PATH);
+    let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    assert_eq!((query["runUID"], query["attempt"], query["size"]), ("uid-1", "1", length.to_string().as_str()));
+    let status = {
+        let mut state = shared.lock();
+        state.upload_tries += 1;
+        let next = match state.upload_answers.as_slice() {
+            [] => None,
+            [last] => Some(*last),
+            [.., _] => state.upload_answers.pop(),
+        };
+        if next.is_none_or(|status| status == 204) {
+            let (part, sha256) = (query["part"].to_owned(), query["sha256"].to_owned());
+            state.uploads.push(Uploaded { part, sha256, text: String::from_utf8(body).unwrap() });
+        }
+        next.unwrap_or(204)
+    };
+    shared.changed.notify_waiters();
+    stream.write_all(format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n").as_bytes()).await?;
+    stream.shutdown().await
 }
 
 /// A server certificate for `localhost` and the PEM of its root.

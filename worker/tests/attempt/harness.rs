@@ -1,6 +1,6 @@
 //! Starts a worker between a gateway, an agent and a collector.
 
-use crate::gateway::{Gateway, Report};
+use crate::gateway::{Gateway, Report, Uploaded};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -50,6 +50,7 @@ pub fn run(prompt: &str) -> Setup {
             stop: StopGraces { cancel_grace_seconds: 2, eof_grace_seconds: 2, term_grace_seconds: 2 },
             deadlines: Deadlines::default(),
             max_result_bytes: 4 * 1024 * 1024,
+            uploads: true,
         },
         cwd: None,
         argv: vec![binary::scripted_agent().to_str().unwrap().to_owned()],
@@ -84,6 +85,13 @@ impl Setup {
     /// Starts gateway, collector and worker.
     pub async fn start(self) -> Attempt {
         let gateway = Gateway::start(self.assignment.clone()).await;
+        self.start_with(gateway).await
+    }
+
+    /// The same with a gateway that answers uploads with these statuses.
+    pub async fn start_with_answers(self, statuses: &[u16]) -> Attempt {
+        let gateway = Gateway::start(self.assignment.clone()).await;
+        gateway.answer_uploads(statuses);
         self.start_with(gateway).await
     }
 
@@ -163,6 +171,8 @@ pub struct Ended {
     pub status: ExitStatus,
     pub transcript: String,
     pub prompts: usize,
+    /// What the gateway took, in that order.
+    pub uploads: Vec<Uploaded>,
 }
 
 impl Ended {
@@ -177,7 +187,7 @@ impl Ended {
     }
 
     pub fn text(&self) -> &str {
-        self.report.result.as_ref().map_or("", |result| result.text.as_str())
+        self.report.result.as_ref().and_then(|result| result.text.as_deref()).unwrap_or_default()
     }
 }
 
@@ -187,7 +197,8 @@ impl Attempt {
         let report = self.gateway.end().await;
         let status = self.exit().await;
         let transcript = self.transcript.all().await;
-        Ended { report, status, transcript, prompts: self.collector.of_kind("prompt").len() }
+        let (prompts, uploads) = (self.collector.of_kind("prompt").len(), self.gateway.uploads());
+        Ended { report, status, transcript, prompts, uploads }
     }
 
     /// Waits for the worker's end.

@@ -12,4 +12,5 @@ mod link;
 mod noise;
 mod permissions;
 mod processes;
+mod results;
 mod turns;

@@ -119,26 +119,6 @@ async fn t2_hostile_usage_is_refused() {
     assert_eq!((usage.total_tokens, usage.input_tokens), (None, Some(7)));
 }
 
-#[rstest]
-#[case(16 * 1024 - 1, 4 << 20, true)]
-#[case(16 * 1024, 4 << 20, true)]
-#[case(16 * 1024 + 1, 4 << 20, false)]
-#[case(100, 100, true)]
-#[case(101, 100, false)]
-#[tokio::test(flavor = "multi_thread")]
-async fn t3_a_result_is_whole_or_too_large(#[case] size: usize, #[case] limit: i64, #[case] fits: bool) {
-    let mut setup = run(&format!("!fill {size}"));
-    setup.assignment.max_result_bytes = limit;
-    let ended = setup.start().await.finish().await;
-    if fits {
-        assert_eq!((ended.words().0, ended.text().len()), ("Completed", size));
-    } else {
-        assert_eq!(ended.words(), ("Error", "ResultTooLarge"));
-        assert_eq!(ended.report.result, None, "nothing cut");
-        assert!(ended.diagnostic().contains(&size.to_string()), "{}", ended.diagnostic());
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_from_a_file_is_sent_with_its_digest() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,9 +13,10 @@ use e2e_tests::{
     status::end,
 };
 use futures::FutureExt;
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt, api::DeleteParams};
 use std::{panic::AssertUnwindSafe, time::Duration};
-use subagent_crds::{Phase, SubagentRun, conditions};
+use subagent_crds::{Phase, SubagentRun, conditions, report::TranscriptSource};
 
 /// Longest time until another operator works: the old one's lease runs out after 15 s.
 const TAKEOVER: Duration = Duration::from_secs(150);
@@ -302,6 +303,13 @@ async fn r1_a_worker_that_dies_in_its_turn_leaves_the_right_reason_and_interrupt
         assert_eq!(run.end(), end("Failed", "Error", "WorkerLost"), "{}", run.message());
         assert_eq!(run.condition(conditions::INTERRUPTED).map(|condition| condition.status), Some("True".into()));
         assert_eq!(collector.of_kind("prompt").len(), 1);
+        // T9: nobody sent a transcript, so the end of the log is it, also without the pod.
+        let transcript = run.seen().transcript.expect("a transcript");
+        assert_eq!(transcript.source, TranscriptSource::Log);
+        ns.api::<Pod>().delete(&run.pod_name(), &DeleteParams::default()).await.expect("a deletion");
+        ns.gone::<Pod>(&run.pod_name(), &transcript.pod_uid, PATIENCE).await;
+        let archived = ns.archived_transcript("lost");
+        assert!(archived.contains("user> !say so far\n"), "{archived}");
     })
     .await;
 }

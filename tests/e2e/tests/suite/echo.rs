@@ -92,6 +92,9 @@ async fn c10_c28_an_echo_comes_back_with_its_whole_record() {
         let archive = transcript.ref_.expect("an archive");
         let archive = ns.api::<ConfigMap>().get(&archive).await.expect("the archived transcript");
         assert_eq!(archive.immutable, Some(true));
+        let archived = ns.archived_transcript("echo");
+        assert_eq!(format!("{:x}", Sha256::digest(&archived)), transcript.sha256);
+        assert!(archived.contains("user> Hello from a resource\n"), "{archived}");
     })
     .await;
 }
@@ -173,29 +176,41 @@ async fn r17_a_run_deleted_and_created_again_under_its_name_is_a_run_of_its_own(
     .await;
 }
 
-/// The limit is the inline one of 16 KiB; a character of more than one byte stands across it.
+/// Inline up to 16 KiB, in ConfigMaps up to 4 MiB; characters of more than one byte stand across every bound.
 #[rstest]
-#[case::t3_small(10, "", true)]
-#[case::t3_exact(16_384, "", true)]
-#[case::t3_one_more(16_385, "", false)]
-#[case::t3_wide_characters(16_384, " ä", true)]
-#[case::t3_far_too_large(262_144, " ä", false)]
+#[case::t3_small(10)]
+#[case::t3_exactly_inline(16_384)]
+#[case::t3_one_more(16_385)]
+#[case::t3_several_chunks(4 * 1024 * 1024)]
+#[case::t3_too_large(4 * 1024 * 1024 + 1)]
 #[tokio::test]
-async fn t3_a_result_is_whole_or_refused_never_cut(#[case] size: usize, #[case] unit: &str, #[case] fits: bool) {
+async fn t3_a_result_is_whole_or_refused_never_cut(#[case] size: usize) {
     in_namespace("size", async |ns| {
         ns.provider(&ScriptedProvider::default()).await;
-        let run = ns.finish(&run("large", &format!("!fill {size}{unit}"))).await;
-        if fits {
-            let expected = fill(size, unit.trim());
-            assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
-            assert_eq!(run.text().len(), size);
-            assert!(run.text() == expected, "the text differs");
-            assert_eq!(run.seen().result.map(|result| result.sha256), Some(format!("{:x}", Sha256::digest(&expected))));
-        } else {
+        let run = ns.finish(&run("large", &format!("!fill {size} aä"))).await;
+        if size > 4 * 1024 * 1024 {
             let diagnostic = run.seen().diagnostic.unwrap_or_default();
             assert_eq!(run.end(), end("Failed", "Error", "ResultTooLarge"), "{diagnostic}");
-            assert!(diagnostic.contains(&size.to_string()) && diagnostic.contains("16384"), "{diagnostic}");
+            assert!(diagnostic.contains(&size.to_string()) && diagnostic.contains("4194304"), "{diagnostic}");
+            return;
         }
+        let expected = fill(size, "aä");
+        assert_eq!(run.end(), end("Completed", "Completed", "Completed"), "{}", run.message());
+        let result = run.seen().result.expect("a result");
+        assert_eq!((result.size as usize, result.sha256), (size, format!("{:x}", Sha256::digest(&expected))));
+        // As the README says.
+        let text = match result.ref_ {
+            None => ns.kubectl(&["get", "subagentrun", "large", "-o", "jsonpath={.status.result.text}"]),
+            Some(_) => ns.kubectl(&[
+                "get",
+                "configmap",
+                "-l",
+                "subagents.dev/run=large,subagents.dev/content=result",
+                "-o",
+                "jsonpath={range .items[*]}{.data.text}{end}",
+            ]),
+        };
+        assert!(text == expected, "the text differs");
     })
     .await;
 }

@@ -6,6 +6,7 @@ mod election;
 mod fencing;
 mod replicas;
 mod reports;
+mod results;
 mod stopping;
 mod worker;
 mod world;

@@ -27,7 +27,7 @@ async fn c31_one_apply_keeps_report_result_and_transcript_together() {
     assert_eq!(assignment.prompt, Prompt::Inline { content: vec![ContentBlock::Text { text: "hello".into() }] });
     assert_eq!(assignment.stop.cancel_grace_seconds, 7, "from the provider's revision");
     assert_eq!(assignment.deadlines.active_seconds, Some(90));
-    assert_eq!(assignment.max_result_bytes, 16 * 1024, "what the status holds");
+    assert_eq!((assignment.max_result_bytes, assignment.uploads), (4 * 1024 * 1024, true));
 
     // c41: the session and the turn are in the status when the acknowledgement comes.
     let turn = json!({"turn": 1, "startedAt": "2026-01-01T00:00:00Z"});

@@ -150,25 +150,27 @@ pub fn report(seq: i64, value: Value) -> WorkerMessage {
     WorkerMessage::Report { seq, snapshot: snapshot(value), result: None, transcript: None }
 }
 
-/// A final report with a result and a transcript.
-pub fn final_report(seq: i64, text: &str, transcript: &str) -> WorkerMessage {
+/// A final report with this result.
+pub fn result_report(seq: i64, result: ResultPayload) -> WorkerMessage {
     let end = json!({"stopReason": "Completed", "reason": "Completed", "at": "2026-01-01T00:00:00Z"});
-    WorkerMessage::Report {
-        seq,
-        snapshot: snapshot(json!({"turnCount": 1, "idle": true, "stage": "Stopping", "final": end})),
-        result: Some(ResultPayload {
-            text: text.into(),
-            other_blocks: 1,
-            sha256: sha256(text.as_bytes()),
-            size: text.len() as i64,
-        }),
-        transcript: Some(TranscriptPayload {
-            data: BASE64_STANDARD.encode(zstd::encode_all(transcript.as_bytes(), 3).expect("zstd")),
-            sha256: sha256(transcript.as_bytes()),
-            size: transcript.len() as i64,
+    let snapshot = snapshot(json!({"turnCount": 1, "idle": true, "stage": "Stopping", "final": end}));
+    WorkerMessage::Report { seq, snapshot, result: Some(result), transcript: None }
+}
+
+/// A final report with an inline result and a transcript.
+pub fn final_report(seq: i64, text: &str, archived: &str) -> WorkerMessage {
+    let (sha, size) = (sha256(text.as_bytes()), text.len() as i64);
+    let result = ResultPayload { text: Some(text.into()), other_blocks: 1, blocks: None, sha256: sha, size };
+    let mut report = result_report(seq, result);
+    if let WorkerMessage::Report { transcript, .. } = &mut report {
+        *transcript = Some(TranscriptPayload {
+            data: BASE64_STANDARD.encode(zstd::encode_all(archived.as_bytes(), 3).expect("zstd")),
+            sha256: sha256(archived.as_bytes()),
+            size: archived.len() as i64,
             dropped_bytes: 5,
-        }),
+        });
     }
+    report
 }
 
 pub fn sha256(bytes: &[u8]) -> String {

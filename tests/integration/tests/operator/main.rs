@@ -22,6 +22,7 @@ mod pods;
 mod providers;
 mod refusals;
 mod restarts;
+mod results;
 mod starting;
 mod tree;
 mod undecodable;

@@ -1,10 +1,10 @@
-//! The end of a transcript, kept for the archive (pitfall T9).
+//! The end of a transcript, kept for the archive (pitfall T9): by the worker of what it says, by the operator of the log
+//! of a pod whose worker could not.
 
-use crate::output::hex;
+use crate::{MAX_TRANSCRIPT_BYTES, TranscriptPayload};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
-use subagent_link::{MAX_TRANSCRIPT_BYTES, TranscriptPayload};
 
 /// Bytes kept in memory. Prose compresses to about a quarter, so this is what usually fills the archive.
 const KEPT_BYTES: usize = 8 * MAX_TRANSCRIPT_BYTES;
@@ -12,7 +12,7 @@ const KEPT_BYTES: usize = 8 * MAX_TRANSCRIPT_BYTES;
 const LEVEL: i32 = 9;
 
 /// Whole lines, the newest of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tail {
     lines: VecDeque<String>,
     kept: usize,
@@ -22,7 +22,7 @@ pub struct Tail {
 impl Tail {
     /// An empty tail.
     pub fn new() -> Self {
-        Self { lines: VecDeque::new(), kept: 0, total: 0 }
+        Self::default()
     }
 
     /// Adds a line with its end. The oldest lines go when it gets too much.
@@ -49,7 +49,7 @@ impl Tail {
             if compressed.len() <= MAX_TRANSCRIPT_BYTES {
                 return Some(TranscriptPayload {
                     data: STANDARD.encode(compressed),
-                    sha256: hex(&Sha256::digest(&text)),
+                    sha256: format!("{:x}", Sha256::digest(&text)),
                     size: i64::try_from(text.len()).ok()?,
                     dropped_bytes: i64::try_from(self.total - text.len() as u64).ok()?,
                 });
@@ -67,7 +67,7 @@ mod tests {
         let packed = STANDARD.decode(&payload.data).unwrap();
         assert!(packed.len() <= MAX_TRANSCRIPT_BYTES, "{}", packed.len());
         let text = String::from_utf8(zstd::decode_all(packed.as_slice()).unwrap()).unwrap();
-        assert_eq!(payload.sha256, hex(&Sha256::digest(&text)));
+        assert_eq!(payload.sha256, format!("{:x}", Sha256::digest(&text)));
         assert_eq!(payload.size, text.len() as i64);
         text
     }
@@ -86,7 +86,7 @@ mod tests {
     fn t9_the_newest_lines_are_kept_and_the_rest_is_counted() {
         let mut tail = Tail::new();
         // Digests do not compress, so the bound bites.
-        let line = |number: u32| format!("{number} {}\n", hex(&Sha256::digest(number.to_le_bytes())));
+        let line = |number: u32| format!("{number} {:x}\n", Sha256::digest(number.to_le_bytes()));
         let total: usize = (0..20_000)
             .map(|number| {
                 tail.push(&line(number));

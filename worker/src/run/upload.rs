@@ -1,0 +1,146 @@
+//! A result that fits no report is stored before the report of the end is made (contract c31): ConfigMaps first, then
+//! the status, then the acknowledgement.
+
+use super::{
+    attempt::{Attempt, Wake},
+    stop::is_completed,
+};
+use crate::{
+    config::Settings,
+    link::{Backoff, Content, Failure, put},
+    outcome::End,
+    output::{Whole, hex},
+    transcript::{Speaker, Transcript, clip},
+};
+use hyper::body::Bytes;
+use sha2::{Digest, Sha256};
+use subagent_link::{
+    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, ResultPart, ResultPayload, ResultUpload,
+};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+/// Longest trouble that is shown, in bytes.
+const TROUBLE_BYTES: usize = 400;
+
+/// An end whose result is being stored.
+#[derive(Debug)]
+pub struct Upload {
+    end: End,
+    result: ResultPayload,
+    task: JoinHandle<Outcome>,
+}
+
+/// What became of an upload: stored, or refused with this HTTP status, or with none when the time was over.
+pub type Outcome = Result<(), Option<u16>>;
+
+/// Waits for the end of the upload; for ever when there is none. Safe to cancel.
+pub async fn outcome_of(upload: &mut Option<Upload>) -> Outcome {
+    match upload {
+        Some(upload) => (&mut upload.task).await.unwrap_or(Err(None)),
+        None => std::future::pending().await,
+    }
+}
+
+impl Attempt {
+    /// Reports the end with its output, what does not fit the report being stored first.
+    pub(super) fn deliver(&mut self, end: End, whole: Whole) {
+        let size = whole.text.len();
+        let mut result = ResultPayload {
+            text: None,
+            other_blocks: whole.other_blocks,
+            blocks: None,
+            sha256: whole.sha256.clone(),
+            size: i64::try_from(size).unwrap_or(i64::MAX),
+        };
+        let mut contents = Vec::new();
+        if let Some(blocks) = whole.blocks {
+            let sha256 = hex(&Sha256::digest(&blocks));
+            let content = self.content(ResultPart::Blocks, sha256.clone(), blocks);
+            result.blocks = Some(ContentDigest { sha256, size: content.announced.size });
+            contents.push(content);
+        }
+        if size > MAX_INLINE_RESULT_BYTES {
+            contents.push(self.content(ResultPart::Text, whole.sha256, whole.text));
+        } else {
+            result.text = Some(whole.text);
+        }
+        if contents.is_empty() {
+            let result = Some(result).filter(|result| size > 0 || result.other_blocks > 0 || is_completed(&end));
+            return self.conclude(&end, result);
+        }
+        let bytes: usize = contents.iter().map(|content| content.bytes.len()).sum();
+        self.say(&format!("storing {bytes} bytes of the result"));
+        let task = tokio::spawn(store(self.settings.clone(), self.transcript.clone(), contents));
+        self.upload = Some(Upload { end, result, task });
+    }
+
+    fn content(&self, part: ResultPart, sha256: String, text: String) -> Content {
+        let bytes = Bytes::from(text);
+        let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+        let (run_uid, attempt) = (self.settings.worker.run_uid.clone(), self.settings.worker.attempt);
+        let announced = ResultUpload { run_uid, attempt, part, sha256, size };
+        Content { announced, bytes }
+    }
+
+    /// Reports the end now that its upload has come to one. A result that is not stored is none: the end is then not
+    /// Completed (contract c31).
+    pub(super) fn uploaded(&mut self, outcome: Outcome) -> Wake {
+        let Some(Upload { end, result, .. }) = self.upload.take() else { return Wake::News };
+        let size = result.size.max(0) + result.blocks.as_ref().map_or(0, |blocks| blocks.size);
+        match outcome {
+            Ok(()) => self.conclude(&end, Some(result)),
+            Err(status) if is_completed(&end) => {
+                self.conclude(&End::DurabilityFailed { size: size.unsigned_abs(), status }, None);
+            }
+            Err(_) => {
+                self.circumstances.dropped_output = Some(size.unsigned_abs());
+                self.conclude(&end, None);
+            }
+        }
+        Wake::News
+    }
+
+    /// There is no time left to store the result.
+    pub(super) fn give_up_upload(&mut self) {
+        if let Some(upload) = &self.upload {
+            upload.task.abort();
+            self.uploaded(Err(None));
+        }
+    }
+}
+
+/// Stores every content, trying again for as long as a final report would be.
+async fn store(settings: Settings, transcript: Transcript, contents: Vec<Content>) -> Outcome {
+    let all = async {
+        for content in &contents {
+            store_one(&settings, &transcript, content).await?;
+        }
+        Ok(())
+    };
+    timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or(Err(None))
+}
+
+async fn store_one(settings: &Settings, transcript: &Transcript, content: &Content) -> Outcome {
+    let mut backoff = Backoff::new();
+    let mut last = String::new();
+    loop {
+        let (trouble, refused) = match put(settings, content).await {
+            Ok(()) => return Ok(()),
+            Err(Failure::Trouble(trouble)) => (trouble, None),
+            Err(Failure::Refused(status, said)) => (said, Some(status)),
+        };
+        if trouble != last {
+            // The words are the gateway's or the system's, and name objects of this namespace at most.
+            let shown = clip(&trouble, TROUBLE_BYTES);
+            transcript.line(Speaker::Worker, &format!("the result is not stored: {shown}"));
+            last = trouble;
+        }
+        if refused.is_some() {
+            return Err(refused);
+        }
+        sleep(backoff.wait(rand::random())).await;
+    }
+}

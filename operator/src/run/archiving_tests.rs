@@ -3,6 +3,7 @@
 use super::{
     apply::status_body,
     archiving::{Log, before_end},
+    descendants::Family,
     plan::{Step, World, next},
 };
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
@@ -55,7 +56,9 @@ fn ended() -> Pod {
 }
 
 fn world(run: SubagentRun, pod: Option<Pod>) -> World {
-    World { pod, ..World::new(run, Duration::from_secs(300)) }
+    // Nothing is below it.
+    let family = Family { found: Some(vec![]), told: None };
+    World { pod, family, ..World::new(run, Duration::from_secs(300)) }
 }
 
 fn step(world: &World) -> Step {

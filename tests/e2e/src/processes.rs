@@ -19,10 +19,14 @@ fn read(process: &Path, file: &str) -> String {
     std::fs::read(process.join(file)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// Every process in the containers of a pod. Its volumes are mounted there under the pod's UID; the container that only
-/// holds the network has none.
+/// Whether a process belongs to a pod: the kubelet puts all of them below one group.
+fn is_of_pod(process: &Path, uid: &str) -> bool {
+    !uid.is_empty() && read(process, "cgroup").contains(&format!("/pod{uid}/"))
+}
+
+/// Every process of a pod but the one that only holds its network.
 pub fn of_pod(uid: &str) -> Vec<i32> {
-    processes(|process| !uid.is_empty() && read(process, "mountinfo").contains(uid))
+    processes(|process| is_of_pod(process, uid) && !read(process, "cmdline").starts_with("/pause"))
 }
 
 /// Process 1 of a worker pod's agent container.
@@ -42,7 +46,7 @@ pub fn operator(uid: &str) -> Option<i32> {
 }
 
 fn in_pod(uid: &str, fits: impl Fn(&str) -> bool) -> Option<i32> {
-    let found = processes(|process| fits(&read(process, "cmdline")) && read(process, "mountinfo").contains(uid));
+    let found = processes(|process| is_of_pod(process, uid) && fits(&read(process, "cmdline")));
     found.into_iter().min()
 }
 

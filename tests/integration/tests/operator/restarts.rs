@@ -22,6 +22,9 @@ use subagent_operator::{api::WriteError, run::apply::write_status};
 /// Pitfall C5: how long a rolling update may leave nobody leading.
 const GAP: Duration = Duration::from_secs(2);
 
+/// How long an operator may take to notice that it leads no more: it gives up renewing after 10 s.
+const LOST_WITHIN: Duration = Duration::from_secs(30);
+
 /// R1: ended in good order and ended in the middle of everything, each time in the same turn; the turn goes on, its
 /// result arrives, and the agent was asked once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,7 +136,7 @@ async fn r9_an_operator_that_lost_its_lease_ends() {
     let taken = json!({"spec": {"holderIdentity": "somebody-else"}});
     let leases = world.namespace.api::<Lease>();
     leases.patch(&world.rights.release, &PatchParams::default(), &Patch::Merge(&taken)).await.expect("a lease");
-    let why = operator.ends(LIMIT).await;
+    let why = operator.ends(LOST_WITHIN).await;
     assert!(why.contains("leadership lost"), "{why}");
     let lease = leases.get(&world.rights.release).await.expect("the lease");
     assert_eq!(lease.spec.and_then(|spec| spec.holder_identity).as_deref(), Some("somebody-else"));
@@ -198,7 +201,7 @@ async fn c8_r14_a_turn_ends_while_the_api_server_is_out_of_reach() {
     world.until("run", "running", |status| status.phase == Some(Phase::Running)).await;
 
     way.close();
-    let why = operator.ends(LIMIT).await;
+    let why = operator.ends(LOST_WITHIN).await;
     assert!(why.contains("leadership lost"), "{why}");
     let operator = Replica::start(plan);
     world.namespace.eventually("the process lives", LIMIT, async || operator.get("/healthz").await).await;

@@ -80,16 +80,19 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
     let mut made: BTreeMap<String, Made> = BTreeMap::new();
     let mut done: BTreeMap<Kill, usize> = BTreeMap::new();
     while done.values().sum::<usize>() < kills {
-        while made.len() - stopped(&history) < RUNS {
-            let name = format!("r{:03}", made.len());
-            let scripted = scripted::roll(&mut dice, &name);
-            ns.create(&scripted.run).await;
-            made.insert(name, Made { text: scripted.text, hits: vec![] });
-        }
         let kill = Kill::roll(&mut dice);
         // What has nobody to hit now will have later.
         let deadline = Instant::now() + SETTLE;
-        while !hit(ns, &history, &mut made, kill, &mut dice).await {
+        loop {
+            while made.len() - stopped(&history) < RUNS {
+                let name = format!("r{:03}", made.len());
+                let scripted = scripted::roll(&mut dice, &name);
+                ns.create(&scripted.run).await;
+                made.insert(name, Made { text: scripted.text, hits: vec![] });
+            }
+            if hit(ns, &history, &mut made, kill, &mut dice).await {
+                break;
+            }
             assert!(Instant::now() < deadline, "{kill:?} found nobody within {SETTLE:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -1,6 +1,6 @@
 //! What every reconcile needs.
 
-use crate::{metrics::Metrics, settings::Settings};
+use crate::{announcements::Announcements, metrics::Metrics, settings::Settings};
 use kube::{Client, runtime::events::Recorder};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -14,6 +14,8 @@ pub struct Context {
     pub settings: Arc<Settings>,
     /// The one recorder of Events: it joins repeats.
     pub recorder: Recorder,
+    /// Where Events wait for their turn.
+    pub announcements: Announcements,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// PEM bundle of the gateway's roots.

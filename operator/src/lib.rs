@@ -2,6 +2,7 @@
 //!
 //! `ARCHITECTURE.md` tells the life of a run; each module here is one part of it.
 
+pub mod announcements;
 pub mod api;
 pub mod archive;
 pub mod context;

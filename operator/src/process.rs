@@ -1,6 +1,7 @@
 //! One operator process: which parts run, in what order they start, and that none of them may end alone.
 
 use crate::{
+    announcements::{Announcements, Announcing},
     context::Context,
     gateway::{self, GatewaySettings},
     http::{self, Health},
@@ -75,6 +76,7 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         .await
         .map_err(Into::into)
     });
+    let (announcements, announcing) = Announcements::start();
     let context = Context {
         client: client.clone(),
         settings: settings.clone(),
@@ -82,12 +84,13 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
             client,
             Reporter { controller: names::REPORTER.into(), instance: Some(settings.pod_name.clone()) },
         ),
+        announcements,
         metrics,
         roots: pki.roots(),
     };
     let scopes = Scope::of(&context.settings.namespaces());
     let distribution = Distribution::new(context.client.clone(), pki_settings, scopes, pki.roots());
-    spawn(&mut parts, "controllers", lead(context, distribution, shutdown.clone()));
+    spawn(&mut parts, "controllers", lead(context, announcing, distribution, shutdown.clone()));
 
     let Some(first) = parts.join_next().await else { return Ok(()) };
     let (part, result) = first.context("a part of the operator panicked")?;
@@ -146,7 +149,12 @@ async fn ok(part: impl Future<Output = ()>) -> anyhow::Result<()> {
 }
 
 /// Competes for leadership and runs the controllers while it lasts.
-async fn lead(context: Context, distribution: Distribution, shutdown: CancellationToken) -> anyhow::Result<()> {
+async fn lead(
+    context: Context,
+    announcing: Announcing,
+    distribution: Distribution,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let settings = &context.settings;
     let election =
         LeaderElection::new(context.client.clone(), &settings.pod_namespace, &settings.lease_name, &settings.pod_name);
@@ -180,6 +188,8 @@ async fn lead(context: Context, distribution: Distribution, shutdown: Cancellati
         }
     }
     context.metrics.leader.set(0);
+    // Before the release: a successor's Events come after these.
+    announcing.finish().await;
     leadership.release().await;
     Ok(())
 }

@@ -163,7 +163,7 @@ async fn steps(run: &SubagentRun, context: &Context, news: &UnboundedSender<Suba
             Applied::Done(Some(after)) => return Ok(Action::requeue(after)),
             Applied::Run(written) => {
                 let old = world.run.status.clone();
-                events::publish(context, old.as_ref(), &written).await;
+                announce(context, old.clone(), &written);
                 count(context, old.as_ref(), written.status.as_ref(), now);
                 if written.status.as_ref().is_some_and(|new| wake::is_news(old.as_ref(), new)) {
                     // Nobody listens only when the controller ends.
@@ -183,6 +183,17 @@ async fn steps(run: &SubagentRun, context: &Context, news: &UnboundedSender<Suba
         }
     }
     Ok(Action::requeue(CONFLICT_RETRY))
+}
+
+/// Events follow the stored transition and hold up nothing (contract c10).
+fn announce(context: &Context, old: Option<SubagentRunStatus>, written: &SubagentRun) {
+    let (own, mut old, mut written) = (context.clone(), old, written.clone());
+    // What waits may be many: without what no Event says.
+    slim(&mut written);
+    for status in [&mut old, &mut written.status].into_iter().flatten() {
+        (status.report, status.result) = (None, None);
+    }
+    context.announcements.later(async move { events::publish(&own, old.as_ref(), &written).await });
 }
 
 /// Metrics move on the stored transition only (pitfall T8).

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::{fmt::Debug, sync::Arc, time::Duration};
 use subagent_crds::{Phase, SubagentProvider, SubagentRun, conditions, content::Prompt, names};
 use subagent_operator::{
+    announcements::Announcements,
     context::Context,
     metrics::Metrics,
     provider::{revision, sweep},
@@ -143,6 +144,7 @@ async fn c1_the_sweep_leaves_a_namespace_with_undecodable_objects_alone_and_othe
         client: client.clone(),
         settings: Arc::new(Settings::parse_from(["subagent-operator"])),
         recorder: Recorder::new(client.clone(), Reporter::from("a test")),
+        announcements: Announcements::start().0,
         metrics: Arc::new(Metrics::new()),
         roots: watch::channel(Arc::from("")).1,
     };

@@ -164,13 +164,27 @@ fn init_container(agent: &Value, image: &str) -> Value {
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["/subagent-worker", "install", link::POD_DIR],
-        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"cpu": "50m", "memory": "32Mi"}},
+        "resources": init_resources(agent),
         "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": link::POD_DIR}],
     });
     if let Some(context) = agent.get("securityContext") {
         container["securityContext"] = context.clone();
     }
     container
+}
+
+/// What the init container gets. A limit of CPU that suits its few milliseconds of work holds up the container runtime,
+/// too, which prepares a container inside its limit: half a second for every run. So the limit is the agent's, with its
+/// request: a pod is counted by the larger of both, so nothing is asked for twice, and its quality of service stays.
+fn init_resources(agent: &Value) -> Value {
+    let mut resources = json!({"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "32Mi"}});
+    let own = &agent["resources"];
+    if let Some(limit) = own["limits"].get("cpu") {
+        resources["limits"]["cpu"] = limit.clone();
+        // Without a request of its own the limit is the request, as it is for the agent.
+        resources["requests"]["cpu"] = own["requests"].get("cpu").unwrap_or(limit).clone();
+    }
+    resources
 }
 
 /// Puts the worker in front of the agent's own command line.
@@ -237,6 +251,7 @@ fn append(object: &mut Map<String, Value>, list: &str, items: Vec<Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rstest::rstest;
 
     fn provider(template: Value) -> SubagentProviderSpec {
         serde_json::from_value(json!({"transport": {"acp": {}}, "template": template})).unwrap()
@@ -307,6 +322,21 @@ mod tests {
         assert_eq!(agent["env"], json!([{"name": "SUBAGENT_PARAM_REPO", "value": "a$$(HOME)$$b"}]));
         assert!(pod["spec"]["volumes"].to_string().contains(r#""path":"prompt""#));
         assert_eq!(pod["spec"]["initContainers"][0]["env"], agent["env"]);
+    }
+
+    #[rstest]
+    #[case::nothing_said(json!({}), json!("50m"), Value::Null)]
+    #[case::a_request_alone(json!({"requests": {"cpu": "2"}}), json!("50m"), Value::Null)]
+    #[case::a_limit_alone(json!({"limits": {"cpu": "10m"}}), json!("10m"), json!("10m"))]
+    #[case::both(json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}), json!("1"), json!("2"))]
+    fn the_init_container_is_no_slower_than_the_agent_and_costs_nothing(
+        #[case] agent: Value,
+        #[case] request: Value,
+        #[case] limit: Value,
+    ) {
+        let resources = init_resources(&json!({"resources": agent}));
+        assert_eq!((&resources["requests"]["cpu"], &resources["limits"]["cpu"]), (&request, &limit));
+        assert_eq!(resources["requests"]["memory"], resources["limits"]["memory"]);
     }
 
     #[test]

@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage chaos
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage bench chaos
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -90,6 +90,9 @@ sabotage: ## That wrong code turns tests red: make sabotage [PATCH="name ..."] (
 
 chaos: ## Random kills on the local cluster: make chaos [SEED=1] [KILLS=200]
 	@SEED=$(SEED) KILLS=$(or $(KILLS),200) tests/e2e/run --test kills -- --nocapture
+
+bench: ## What a run costs beside a bare Job and a bare Pod: a table for docs/benchmarks.md (some minutes, a quiet machine)
+	@tests/bench/run
 
 ##@ Tidy up
 .PHONY: clean

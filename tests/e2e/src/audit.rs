@@ -35,12 +35,23 @@ impl Request {
         if sub.is_empty() { resource.to_owned() } else { format!("{resource}/{sub}") }
     }
 
-    /// Name of the object, empty for a create that was refused early.
+    /// The object's name; empty for a list.
     pub fn name(&self) -> &str {
         self.text("/objectRef/name")
     }
 
-    /// When it arrived, RFC 3339.
+    /// True when the caller named itself this field manager.
+    pub fn has_manager(&self, manager: &str) -> bool {
+        let query = self.text("/requestURI").split_once('?').map_or("", |(_, query)| query);
+        query.split('&').any(|part| part.strip_prefix("fieldManager=") == Some(manager))
+    }
+
+    /// When it was answered, RFC 3339 with microseconds.
+    pub fn done_at(&self) -> &str {
+        self.text("/stageTimestamp")
+    }
+
+    /// When it arrived, RFC 3339 with microseconds.
     pub fn at(&self) -> &str {
         self.text("/requestReceivedTimestamp")
     }
@@ -58,6 +69,15 @@ impl Request {
     /// True when nothing was to be stored.
     pub fn is_dry_run(&self) -> bool {
         self.text("/requestURI").contains("dryRun=")
+    }
+
+    /// Whether it counts for the budget of writes: everything that changed an object, but Events, Leases and
+    /// TokenReviews.
+    pub fn is_counted_write(&self) -> bool {
+        ["create", "update", "patch", "delete"].contains(&self.verb())
+            && (200..300).contains(&self.code())
+            && !self.is_dry_run()
+            && !["events", "leases", "tokenreviews"].contains(&self.text("/objectRef/resource"))
     }
 
     /// One line about it.
@@ -83,10 +103,16 @@ pub fn requests(containing: &str, keep: impl Fn(&Request) -> bool) -> Vec<Reques
         .collect()
 }
 
+/// The requests about a namespace or anything in it.
+pub fn requests_in(namespace: &str) -> Vec<Request> {
+    requests(&format!("\"namespace\":\"{namespace}\""), |_| true)
+}
+
 /// The pods that anybody really asked to create in a namespace.
 pub fn pods_created(namespace: &str) -> Vec<String> {
-    let creates = requests(&format!("\"namespace\":\"{namespace}\""), |request| {
-        request.verb() == "create" && request.resource() == "pods" && !request.is_dry_run()
-    });
-    creates.iter().map(Request::line).collect()
+    let all = requests_in(namespace);
+    let creates = all
+        .iter()
+        .filter(|request| request.verb() == "create" && request.resource() == "pods" && !request.is_dry_run());
+    creates.map(Request::line).collect()
 }

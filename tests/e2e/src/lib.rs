@@ -6,6 +6,7 @@
 //! cluster: everything they make is in namespaces of their own, which they remove.
 
 pub mod audit;
+pub mod budget;
 pub mod cluster;
 pub mod collector;
 pub mod commands;

@@ -23,7 +23,8 @@ fn build(name: &str) -> PathBuf {
     let test = env::current_exe().expect("a test has a path");
     let profile = test.ancestors().nth(2).expect("a test lies in <profile>/deps");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "scripted-agent", "--bin", name]);
+    // With the features of the whole workspace: what it stands on is compiled already.
+    cargo.args(["build", "--quiet", "--workspace", "--bin", name]);
     cargo.args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
     cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
     if profile.file_name().is_some_and(|profile| profile == "release") {

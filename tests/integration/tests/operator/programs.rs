@@ -24,7 +24,8 @@ fn build() -> PathBuf {
     let test = env::current_exe().expect("a test has a path");
     let profile = test.ancestors().nth(2).expect("a test lies in <profile>/deps");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "subagent-worker"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    // With the features of the whole workspace: what it stands on is compiled already.
+    cargo.args(["build", "--quiet", "--workspace", "--bin", "subagent-worker"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
     if profile.file_name().is_some_and(|profile| profile == "release") {
         cargo.arg("--release");

@@ -1,0 +1,96 @@
+//! What runs cost the API server, on real pods, from its audit log. A binary of its own: nothing else is going on, so the
+//! operator's own count of reconciles is that of these runs.
+
+use e2e_tests::{
+    RunView, ScriptedProvider, TestNamespace,
+    audit::{Request, requests_in},
+    budget::{self, Cost},
+    cluster::{self, OPERATOR_NAMESPACE, OPERATOR_USER},
+    commands::kubectl,
+    in_namespace,
+    namespace::PATIENCE,
+    run,
+};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+/// Design section 9: successful creates, updates, patches and deletes until the run is stopped. Here every write counts up
+/// to the release of the pod, which is the one behind.
+const WRITES: usize = 12;
+/// Design section 9.
+const RECONCILES: usize = 12;
+const RUNS: usize = 20;
+/// So few at a time that the operator is not what they wait for.
+const AT_A_TIME: usize = 5;
+
+#[tokio::test]
+async fn c3_every_run_stays_within_its_budget() {
+    in_namespace("budget", async |ns| {
+        ns.provider(&ScriptedProvider::default()).await;
+        let before = reconciles(&ns).await;
+        let names: Vec<_> = (0..RUNS).map(|number| format!("budget-{number:02}")).collect();
+        for some in names.chunks(AT_A_TIME) {
+            join_all(some.iter().map(|name| to_the_end(&ns, name, "hello", "echo: hello"))).await;
+        }
+        let reconciles = reconciles(&ns).await - before;
+
+        let (asked, forbidden): (Vec<Request>, Vec<Request>) = requests_in(&ns.name)
+            .into_iter()
+            .filter(|request| request.user() == OPERATOR_USER)
+            .partition(|request| request.decision() != "forbid");
+        assert!(forbidden.is_empty(), "D6: {}", lines(&forbidden));
+        let costs: Vec<Cost> = names.iter().map(|name| budget::cost(&asked, name)).collect();
+        let counted =
+            asked.iter().filter(|request| request.is_counted_write() && !is_about_a_provider(request)).count();
+        let writes: Vec<usize> = costs.iter().map(|cost| cost.writes.len()).collect();
+        assert_eq!(writes.iter().sum::<usize>(), counted, "a write that belongs to no run: {}", lines(&asked));
+
+        let reads: Vec<usize> = costs.iter().map(|cost| cost.reads).collect();
+        println!("writes of a run: {}", figures(&writes));
+        println!("reads of a run by which its reconciles begin: {}", figures(&reads));
+        println!("reconciles of {RUNS} runs, by the operator's count: {reconciles}");
+        for (name, cost) in names.iter().zip(&costs) {
+            assert!(cost.writes.len() > 4, "{name}: that is not all: {}", lines(&cost.writes));
+            assert!(cost.writes.len() <= WRITES, "{name}: {} writes: {}", cost.writes.len(), lines(&cost.writes));
+            // Every reconcile begins with one.
+            assert!(cost.reads <= RECONCILES, "{name}: {} reads of it", cost.reads);
+        }
+        assert!((RUNS..=RUNS * RECONCILES).contains(&reconciles), "{reconciles} reconciles of {RUNS} runs");
+    })
+    .await;
+}
+
+/// Starts a run and waits until the operator is done with its pod.
+async fn to_the_end(ns: &TestNamespace, name: &str, prompt: &str, text: &str) {
+    let ended = ns.finish(&run(name, prompt)).await;
+    assert_eq!((ended.reason().as_str(), ended.text().as_str()), ("Completed", text));
+    ns.until::<Pod>(&ended.pod_name(), "released", PATIENCE, |pod| pod.finalizers().is_empty()).await;
+}
+
+fn is_about_a_provider(request: &Request) -> bool {
+    ["subagentproviders/status", "subagentproviders", "controllerrevisions"].contains(&request.resource().as_str())
+}
+
+/// How many runs were reconciled, as the operator's replicas count.
+async fn reconciles(ns: &TestNamespace) -> usize {
+    let pods = cluster::operator_pods(&ns.client).await;
+    let of_pod = |pod: &Pod| {
+        let name = pod.name_any();
+        let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{name}:8080/proxy/metrics");
+        let text = kubectl(&["get", "--raw", &path]);
+        let counts = text.lines().filter(|line| line.starts_with(r#"subagents_reconciles_total{controller="run""#));
+        counts.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum::<usize>()
+    };
+    pods.iter().map(of_pod).sum()
+}
+
+fn figures(counts: &[usize]) -> String {
+    let mut sorted = counts.to_vec();
+    sorted.sort_unstable();
+    format!("median {}, maximum {}", sorted[sorted.len() / 2], sorted[sorted.len() - 1])
+}
+
+fn lines(requests: &[Request]) -> String {
+    requests.iter().map(|request| format!("\n  {}", request.line())).collect()
+}

@@ -48,14 +48,18 @@ build_programs() {
   printf '%s\n' "$out"
 }
 
-# A published agent: assembled from its package, not compiled. The C library of this machine goes in, too.
+# Trees that are assembled, not compiled, with the C library of this machine: a published agent from its package, and git.
+# Kept by what they follow from.
 opencode=$CACHE/opencode-$( { cat "$ROOT/tests/agents/opencode/build.sh"; ldd --version | sed -n 1p; } | sha256sum | cut -c1-16)
+git=$CACHE/git-$( { cat "$ROOT/tests/agents/git/build.sh"; ldd --version | sed -n 1p; git --version || true; } | sha256sum | cut -c1-16)
 
-assemble_opencode() {
-  [[ -d $opencode ]] && return
-  say "assembling the opencode image's tree"
-  "$ROOT/tests/agents/opencode/build.sh" "$opencode" >&2
-  find "$CACHE" -maxdepth 1 -name 'opencode-*' ! -path "$opencode" -mmin +1440 -exec rm -rf {} +
+# assemble NAME TREE
+assemble() {
+  local name=$1 tree=$2
+  [[ ! -d $tree ]] || return 0
+  say "assembling the tree of image $name"
+  "$ROOT/tests/agents/$name/build.sh" "$tree" >&2
+  find "$CACHE" -maxdepth 1 -name "$name-*" ! -path "$tree" -mmin +1440 -exec rm -rf {} +
 }
 
 # image NAME ARGUMENT...: one image, unless these very files were already put into one of this name.
@@ -86,6 +90,9 @@ image scripted-agent-root --entrypoint /usr/bin/scripted-agent "$programs/script
 image scripted-agent-named --user agent --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
 image fake-llm --user 65532:65532 --entrypoint /fake-llm "$programs/fake-llm:/fake-llm"
 
-[[ -d $opencode ]] || once "$CACHE/opencode.lock" assemble_opencode
+[[ -d $opencode ]] || once "$CACHE/opencode.lock" assemble opencode "$opencode"
 mapfile -t environment < <(sed 's/^/--env=/' "$ROOT/tests/agents/opencode/image.env")
 image opencode-agent --user 1000:1000 --entrypoint /usr/bin/opencode --cmd acp "${environment[@]}" "$opencode"
+
+[[ -d $git ]] || once "$CACHE/git.lock" assemble git "$git"
+image git --user 1000:1000 --entrypoint /usr/bin/git --env=PATH=/usr/bin:/bin "$git"

@@ -121,7 +121,7 @@ taxonomy! {
     PersistenceUnavailable: Rejected, None, Rejected, CanHelp, "A continuable child needs a session store and none is configured or reachable.", "Configure the session store in the chart's values.";
     ImagePullFailed: Starting, Some(StopReason::Error), Failed, CanHelp, "An image of the worker pod could not be pulled before the start deadline.", "Correct the image name or the pull secret in the provider's template.";
     ImageUserRefused: Starting, Some(StopReason::Error), Failed, Pointless, "The agent's image runs as root or as a user that is only a name, and the pod must not run as root.", "Set securityContext.runAsUser to a number other than 0 on container agent in the provider's template.";
-    InvalidTemplate: Starting, Some(StopReason::Error), Failed, Pointless, "The pod of the provider's template is not valid or not runnable.", "Correct the named field in the provider's template.";
+    InvalidTemplate: Starting, Some(StopReason::Error), Failed, Pointless, "The pod of the provider's template is not valid or not runnable.", "Correct the named field in the provider's template, or the run's parameters that it uses, and create a new run.";
     PodRejected: Starting, Some(StopReason::Error), Failed, Pointless, "The API server or the node refused the worker pod.", "Read the message: it is the refusal's own; correct the template or the policy it names.";
     Unschedulable: Starting, Some(StopReason::Error), Failed, CanHelp, "No node had room for the worker pod before the start deadline.", "Lower the requests in the template, or add nodes.";
     MissingReference: Starting, Some(StopReason::Error), Failed, CanHelp, "A Secret, ConfigMap, volume or service account that the pod needs did not exist before the start deadline.", "Create the named object or correct the reference.";
@@ -133,7 +133,7 @@ taxonomy! {
     StartDeadlineExceeded: Starting, Some(StopReason::Error), Failed, CanHelp, "The session did not exist before the start deadline; the message names the stage.", "Look at the named stage; raise startDeadlineSeconds if the agent is only slow.";
     AgentCrashed: Running, Some(StopReason::Error), Failed, CanHelp, "The agent's process ended during a turn.", "Look at kubectl logs and the diagnostic: signal 9 often means memory.";
     AgentProtocolError: Running, Some(StopReason::Error), Failed, Pointless, "The agent broke the protocol or answered the prompt with an error.", "Look at kubectl logs for what the agent said.";
-    OOMKilled: Running, Some(StopReason::Error), Failed, Pointless, "The container was killed because it used more memory than its limit.", "Raise resources.limits.memory of container agent in the provider's template.";
+    OOMKilled: Running, Some(StopReason::Error), Failed, Pointless, "The agent or its whole container was killed because the container used more memory than its limit.", "Raise resources.limits.memory of container agent in the provider's template.";
     Evicted: Running, Some(StopReason::Error), Failed, CanHelp, "The node evicted the worker pod.", "Create a new run; side effects of the lost one are possible.";
     NodeLost: Running, Some(StopReason::Error), Failed, CanHelp, "The node of the worker pod is gone.", "Create a new run; side effects of the lost one are possible.";
     PodDeleted: Running, Some(StopReason::Error), Failed, CanHelp, "Somebody deleted the worker pod.", "Create a new run; to stop a run set spec.cancel or delete the run.";
@@ -157,6 +157,11 @@ impl Reason {
     pub fn as_str(self) -> &'static str {
         self.facts().name
     }
+
+    /// What was seen, as a sentence, and behind it what to do.
+    pub fn with_remedy(self, seen: &str) -> String {
+        format!("{}. {}", seen.trim_end().trim_end_matches('.'), self.facts().remedy)
+    }
 }
 
 impl std::fmt::Display for Reason {
@@ -179,5 +184,7 @@ mod tests {
             assert_eq!(facts.stop_reason.is_none(), facts.phase == Phase::Rejected, "{reason}");
         }
         assert_eq!(Reason::parse("Nonsense"), None);
+        let said = Reason::OOMKilled.with_remedy("too much.\n");
+        assert!(said.starts_with("too much. Raise resources.limits.memory"), "{said}");
     }
 }

@@ -3,17 +3,23 @@
 
 use crate::context::Context;
 use futures::{Stream, StreamExt, TryStreamExt, future::ready};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Resource,
-    core::DeserializeGuard,
+    core::{DeserializeGuard, error_boundary::InvalidObject},
     runtime::{
         PredicateConfig, WatchStreamExt,
+        events::{self, EventType, Recorder},
         reflector::{self, Store},
         watcher::{self, Event},
     },
 };
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, hash::Hash};
+use subagent_crds::conditions;
+
+/// Longest note of an Event that is still sent whole: the API server takes 1024 bytes.
+const MAX_NOTE: usize = 1000;
 
 /// Where a watch looks: everywhere or in one namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +74,7 @@ impl<K> Watched for K where
 {
 }
 
-fn events<K: Watched>(
+fn watch<K: Watched>(
     context: &Context,
     scope: &Scope,
     config: watcher::Config,
@@ -77,10 +83,11 @@ fn events<K: Watched>(
         Scope::Cluster => Api::all(context.client.clone()),
         Scope::Namespace(namespace) => Api::namespaced(context.client.clone(), namespace),
     };
-    watcher::watcher(api, config).default_backoff().try_filter_map(|event| ready(Ok(decoded(event))))
+    let recorder = context.recorder.clone();
+    watcher::watcher(api, config).default_backoff().try_filter_map(move |event| ready(Ok(decoded(event, &recorder))))
 }
 
-fn decoded<K: Watched>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>> {
+fn decoded<K: Watched>(event: Event<DeserializeGuard<K>>, recorder: &Recorder) -> Option<Event<K>> {
     let decode = |guard: DeserializeGuard<K>| match guard.0 {
         Ok(object) => Some(object),
         Err(invalid) => {
@@ -91,6 +98,7 @@ fn decoded<K: Watched>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>> {
                 error = invalid.error,
                 "an object does not decode and is left alone; correct or delete it"
             );
+            tell::<K>(recorder.clone(), invalid);
             None
         }
     };
@@ -103,6 +111,31 @@ fn decoded<K: Watched>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>> {
     })
 }
 
+/// Says it on the object itself, where its owner looks: its status cannot be written. Best effort, beside the stream.
+fn tell<K: Watched>(recorder: Recorder, invalid: InvalidObject) {
+    let object = ObjectReference {
+        api_version: Some(K::api_version(&()).into_owned()),
+        kind: Some(K::kind(&()).into_owned()),
+        namespace: invalid.metadata.namespace,
+        name: invalid.metadata.name,
+        uid: invalid.metadata.uid,
+        ..ObjectReference::default()
+    };
+    let note = format!("this object does not decode and is left alone; correct or delete it: {}", invalid.error);
+    tokio::spawn(async move {
+        let event = events::Event {
+            type_: EventType::Warning,
+            reason: "Undecodable".into(),
+            note: Some(conditions::cut(&note, MAX_NOTE)),
+            action: "Decode".into(),
+            secondary: None,
+        };
+        if let Err(error) = recorder.publish(&event, &object).await {
+            tracing::warn!(%error, "an Event was not published");
+        }
+    });
+}
+
 /// A stream of changed objects: one item per change of `facts`.
 pub fn changes<K: Watched>(
     context: &Context,
@@ -110,7 +143,7 @@ pub fn changes<K: Watched>(
     config: watcher::Config,
     facts: fn(&K) -> Option<u64>,
 ) -> impl Stream<Item = Result<K, watcher::Error>> + Send + 'static {
-    events::<K>(context, scope, config).touched_objects().predicate_filter(facts, PredicateConfig::default()).boxed()
+    watch::<K>(context, scope, config).touched_objects().predicate_filter(facts, PredicateConfig::default()).boxed()
 }
 
 /// The same with a cache of the objects, each without what `slim` takes away.
@@ -125,7 +158,7 @@ where
     K::DynamicType: Hash + Eq + Clone + Default,
 {
     let (reader, writer) = reflector::store();
-    let stream = events::<K>(context, scope, config)
+    let stream = watch::<K>(context, scope, config)
         .modify(slim)
         .reflect(writer)
         .touched_objects()

@@ -192,6 +192,8 @@ pub struct Circumstances {
     pub foreign_updates: u64,
     /// Size of a partial output that was too large, or could not be stored.
     pub dropped_output: Option<u64>,
+    /// The kernel killed a process because the container used more memory than this, in bytes (pitfall N2).
+    pub exceeded_memory: Option<u64>,
 }
 
 /// The end in the API's words.
@@ -225,6 +227,11 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         End::Stopped { cause: StopCause::Cancel, .. } => ("Aborted", "Cancelled"),
         End::Stopped { cause: StopCause::Terminated, .. } => ("Error", "PodDeleted"),
         End::NotStarted(_) => ("Error", "AgentStartFailed"),
+        End::EndedEarly(_, Some(Exit::Signal(9))) | End::Crashed(Some(Exit::Signal(9)))
+            if circumstances.exceeded_memory.is_some() =>
+        {
+            ("Error", "OOMKilled")
+        }
         End::EndedEarly(..) | End::BadReply(..) | End::Version(_) => ("Error", "AgentHandshakeFailed"),
         End::AuthRequired(_) => ("Error", "AgentAuthRequired"),
         End::ImagesNotTaken => ("Error", "AgentHandshakeFailed"),
@@ -281,6 +288,13 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             format!("the result of {size} bytes was not stored: {how}; it is in the transcript as far as that reaches")
         }
     };
+    if let Some(limit) = circumstances.exceeded_memory {
+        let _ = write!(
+            text,
+            "; the kernel killed a process because the container used more memory than its limit of {limit} bytes ({} MiB)",
+            limit >> 20
+        );
+    }
     if circumstances.skipped_lines > 0 {
         let _ = write!(text, "; lines on stdout that were no frames: {}", circumstances.skipped_lines);
     }
@@ -348,7 +362,7 @@ impl Display for Ended {
         match self.0 {
             None => write!(f, "the agent closed its output"),
             Some(Exit::Code(code)) => write!(f, "the agent ended with exit code {code}"),
-            // The kernel's out-of-memory killer leaves no other trace in this container than this signal.
+            // Where nobody counts the kills of the kernel's out-of-memory killer, this signal is all that is seen of it.
             Some(Exit::Signal(9)) => {
                 write!(f, "the agent was ended by signal 9 (SIGKILL), which is how running out of memory looks")
             }
@@ -372,8 +386,13 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const ONE_TURN: Circumstances =
-        Circumstances { accounted_turns: 1, skipped_lines: 0, foreign_updates: 0, dropped_output: None };
+    const ONE_TURN: Circumstances = Circumstances {
+        accounted_turns: 1,
+        skipped_lines: 0,
+        foreign_updates: 0,
+        dropped_output: None,
+        exceeded_memory: None,
+    };
 
     #[rstest]
     #[case(End::Answered(ProtocolStop::EndTurn), "Completed", "Completed")]
@@ -425,6 +444,18 @@ mod tests {
     )]
     fn c30_diagnostics_are_facts(#[case] end: End, #[case] text: &str) {
         assert_eq!(settle(&end, &ONE_TURN).diagnostic.as_deref(), Some(text));
+    }
+
+    /// N2: the agent alone was killed, at any stage; a tool that was killed is told, and the agent's own end decides.
+    #[rstest]
+    #[case(End::Crashed(Some(Exit::Signal(9))), "OOMKilled")]
+    #[case(End::EndedEarly(Stage::Initialize, Some(Exit::Signal(9))), "OOMKilled")]
+    #[case(End::Crashed(Some(Exit::Code(1))), "AgentCrashed")]
+    fn n2_memory_over_the_limit_is_named(#[case] end: End, #[case] reason: &str) {
+        let settlement = settle(&end, &Circumstances { exceeded_memory: Some(64 << 20), ..ONE_TURN });
+        assert_eq!(settlement.reason, reason);
+        let diagnostic = settlement.diagnostic.unwrap();
+        assert!(diagnostic.contains("more memory than its limit of 67108864 bytes (64 MiB)"), "{diagnostic}");
     }
 
     #[test]

@@ -100,7 +100,12 @@ impl Gateway {
         let provider =
             revision::read(&self.client, namespace, &descriptor.provider_revision).await.map_err(|error| {
                 tracing::warn!(namespace, run = run.metadata.name, %error, "no assignment");
-                Refusal::later(RefusalReason::Unavailable, error.to_string())
+                // What is gone or replaced stays so: the worker ends, and the controller says why the run did.
+                if error.is_final() {
+                    Refusal::last(RefusalReason::Invalid, error.to_string())
+                } else {
+                    Refusal::later(RefusalReason::Unavailable, "the provider's revision could not be read")
+                }
             })?;
         assignment::build(run, &provider, self.max_result_bytes)
             .map_err(|error| Refusal::last(RefusalReason::Invalid, error.to_string()))

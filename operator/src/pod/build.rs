@@ -60,6 +60,7 @@ pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
     let mut spec = provider.template["spec"].as_object().cloned().unwrap_or_default();
     let agent = template::agent(&provider.template).cloned().unwrap_or_default();
     let cwd = agent["workingDir"].as_str().filter(|dir| !dir.is_empty()).unwrap_or(link::DEFAULT_CWD).to_owned();
+    let is_default = cwd.trim_end_matches('/') == link::DEFAULT_CWD;
 
     let mut agent_mounts = vec![
         json!({"name": BINARY_VOLUME, "mountPath": link::POD_DIR}),
@@ -70,7 +71,7 @@ pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
         agent_mounts.push(json!({"name": PROMPT_VOLUME, "mountPath": "/subagents/prompt", "readOnly": true}));
         volumes.push(json!({"name": PROMPT_VOLUME, "configMap": {"name": reference.name, "items": [{"key": reference.key, "path": "prompt"}]}}));
     }
-    if cwd == link::DEFAULT_CWD && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
+    if is_default && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
         agent_mounts.push(json!({"name": WORKSPACE_VOLUME, "mountPath": link::DEFAULT_CWD}));
         volumes.push(json!({"name": WORKSPACE_VOLUME, "emptyDir": {}}));
     }
@@ -199,15 +200,18 @@ fn wrap(container: &mut Map<String, Value>, cwd: &str, mounts: Vec<Value>) {
     append(container, "volumeMounts", mounts);
 }
 
+/// The run's parameters come first, so that the template's own variables may refer to them. A variable of the template
+/// that has a parameter's name is its default, and goes: the kubelet takes the last of two.
 fn parameterise(container: &mut Map<String, Value>, parameters: Option<&BTreeMap<String, String>>) {
     let Some(parameters) = parameters.filter(|parameters| !parameters.is_empty()) else { return };
+    let variable = |key: &str| format!("{}{key}", names::PARAMETER_PREFIX);
     // `$` would start a reference to another variable.
-    let entries = parameters.iter().map(
-        |(key, value)| json!({"name": format!("{}{key}", names::PARAMETER_PREFIX), "value": value.replace('$', "$$")}),
-    );
+    let entries =
+        parameters.iter().map(|(key, value)| json!({"name": variable(key), "value": value.replace('$', "$$")}));
     let mut env: Vec<Value> = entries.collect();
-    // First, so that the template's own variables may refer to them.
-    env.extend(container.get("env").and_then(Value::as_array).cloned().unwrap_or_default());
+    let own = container.get("env").and_then(Value::as_array).cloned().unwrap_or_default();
+    let is_given = |own: &Value| parameters.keys().any(|key| own["name"] == variable(key));
+    env.extend(own.into_iter().filter(|own| !is_given(own)));
     container.insert("env".into(), Value::Array(env));
 }
 
@@ -321,7 +325,29 @@ mod tests {
         assert_eq!(agent["args"], json!(["run", "--", "a"]));
         assert_eq!(agent["env"], json!([{"name": "SUBAGENT_PARAM_REPO", "value": "a$$(HOME)$$b"}]));
         assert!(pod["spec"]["volumes"].to_string().contains(r#""path":"prompt""#));
-        assert_eq!(pod["spec"]["initContainers"][0]["env"], agent["env"]);
+    }
+
+    #[test]
+    fn parameters_reach_every_container_and_replace_the_templates_defaults() {
+        let default = json!({"name": "SUBAGENT_PARAM_BRANCH", "value": "main"});
+        let from = json!({"name": "URL", "value": "$(SUBAGENT_PARAM_REPO)"});
+        let provider = provider(json!({"spec": {
+            "initContainers": [{"name": "clone", "image": "git", "env": [from, default]}],
+            "containers": [{"name": "agent", "image": "a", "command": ["a"], "env": [default]}, {"name": "side", "image": "s"}],
+        }}));
+        let env = |parameters: &[(&str, &str)], list: &str, index: usize| -> String {
+            let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let pod = build(&provider, &Worker { parameters: Some(&parameters), ..worker() });
+            let env = pod["spec"][list][index]["env"].as_array().cloned().unwrap_or_default();
+            let shown = env.iter().map(|env| format!("{}={}", env["name"], env["value"]).replace('"', ""));
+            shown.collect::<Vec<_>>().join(" ").replace("SUBAGENT_PARAM_", "")
+        };
+        let both = [("REPO", "r"), ("BRANCH", "next")];
+        assert_eq!(env(&both, "initContainers", 1), "BRANCH=next REPO=r URL=$(REPO)");
+        assert_eq!(env(&both, "containers", 0), "BRANCH=next REPO=r");
+        assert_eq!(env(&both, "containers", 1), "BRANCH=next REPO=r");
+        assert_eq!(env(&[("REPO", "r")], "initContainers", 1), "REPO=r URL=$(REPO) BRANCH=main");
+        assert_eq!(env(&[], "containers", 0), "BRANCH=main");
     }
 
     #[rstest]

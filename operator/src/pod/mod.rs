@@ -1,7 +1,9 @@
-//! Worker pods: what a template may say, the pod that is built from it, and what a pod's status proves.
+//! Worker pods: what a template may say, the pod that is built from it, what a pod's status proves, and what it
+//! tells of a worker that is not heard of.
 
 pub mod build;
 pub mod observe;
+pub mod standing;
 pub mod template;
 
 pub use build::{Worker, build};

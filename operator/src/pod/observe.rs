@@ -203,10 +203,12 @@ fn ended(pod: &Pod, node: Node, deleting: bool, proof: Option<Proof>) -> Option<
         return end(Reason::PodRejected, format!("the node rejected the worker pod: {pod_reason} {pod_message}"));
     }
     if let Some((name, code)) = failed_init(pod) {
+        let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
         return end(
             Reason::InvalidTemplate,
             format!(
-                "init container {name} of the provider's template failed with exit code {code}; look at kubectl logs -c {name}"
+                "init container {name} of the provider's template failed with exit code {code}; kubectl logs {pod_name} -c \
+                 {name} says why: something in the template, or in the run's spec.parameters that it uses"
             ),
         );
     }
@@ -256,28 +258,6 @@ fn limit(pod: &Pod) -> String {
         Some(quantity) => format!("its limit of {}", quantity.0),
         None => "the node could give (it has no memory limit)".into(),
     }
-}
-
-/// The container that a pod which has not started waits for, for a person; none when it does not wait for one.
-pub fn waits_for(pod: &Pod) -> Option<String> {
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let look = |container: &str| format!("look at kubectl logs {name} -c {container}");
-    let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-    let inits = inits.filter(|init| init.restart_policy.as_deref() != Some("Always"));
-    for init in inits.map(|init| init.name.as_str()) {
-        let state = container(pod, init).and_then(state);
-        if let Some(running) = state.and_then(|state| state.running.as_ref()) {
-            let since = running.started_at.as_ref().map(|at| format!(" since {}", at.0)).unwrap_or_default();
-            return Some(format!("init container {init} is running{since} and has not ended; {}", look(init)));
-        }
-        if state.is_some_and(|state| state.terminated.is_none()) {
-            return Some(format!("init container {init} has not started; look at kubectl describe pod {name}"));
-        }
-    }
-    let agent = container(pod, names::AGENT_CONTAINER).and_then(state)?;
-    let waiting = agent.waiting.as_ref()?.reason.as_deref().unwrap_or("waiting");
-    let named = names::AGENT_CONTAINER;
-    Some(format!("container {named} has not started ({waiting}); look at kubectl describe pod {name}"))
 }
 
 fn problem(pod: &Pod) -> Option<StartProblem> {
@@ -405,25 +385,6 @@ mod tests {
             .unwrap();
         assert_eq!(ended.reason, reason);
         assert!(ended.message.contains(says), "{}", ended.message);
-    }
-
-    #[test]
-    fn n4_a_start_that_hangs_names_the_container_it_waits_for() {
-        let spec = json!({"nodeName": "n", "initContainers": [
-            {"name": "subagent-worker"}, {"name": "side", "restartPolicy": "Always"}, {"name": "clone"}]});
-        let init = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
-        let mut status = agent(json!({"waiting": {"reason": "PodInitializing"}}));
-        let done = init("subagent-worker", json!({"terminated": {"exitCode": 0}}));
-        let side = init("side", json!({"running": {}}));
-        let hangs = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
-        status["initContainerStatuses"] = json!([done, side, init("clone", hangs)]);
-        let said = waits_for(&pod(spec.clone(), status.clone(), false)).unwrap();
-        assert!(said.contains("init container clone is running since 2026-01-01T00:00:00Z"), "{said}");
-        status["initContainerStatuses"] = json!([done, side, init("clone", json!({"terminated": {"exitCode": 0}}))]);
-        let said = waits_for(&pod(spec.clone(), status.clone(), false)).unwrap();
-        assert!(said.contains("container agent has not started (PodInitializing)"), "{said}");
-        status["containerStatuses"] = agent(json!({"running": {}}))["containerStatuses"].clone();
-        assert_eq!(waits_for(&pod(spec, status, false)), None);
     }
 
     #[rstest]

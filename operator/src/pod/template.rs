@@ -16,33 +16,73 @@ pub struct TemplateError {
     pub remedy: &'static str,
 }
 
+/// What a template consists of. Anything else would be dropped in silence (contract c7).
+const FIELDS: &[&str] = &["metadata", "spec"];
+/// What the operator takes over from `metadata`. Generators of manifests write an empty `creationTimestamp`.
+const METADATA_FIELDS: &[&str] = &["labels", "annotations", "creationTimestamp"];
 /// Probes and hooks on the agent's container: the kubelet would kill or signal it behind the worker's back.
 const AGENT_FIELDS: &[&str] =
     &["lifecycle", "livenessProbe", "readinessProbe", "startupProbe", "restartPolicy", "restartPolicyRules"];
+/// Variables that tell the worker where to look, for workers outside a pod. Its log level is anybody's.
+const WORKER_VARIABLES: &str = "SUBAGENT_WORKER_";
+const WORKER_LOG: &str = "SUBAGENT_WORKER_LOG";
 
 /// Checks a template.
 ///
 /// # Errors
 /// The first mistake found, in a fixed order.
 pub fn check(template: &Value) -> Result<(), TemplateError> {
-    let error = |field: &str, problem: &str, remedy| {
-        Err(TemplateError { field: field.to_owned(), problem: problem.to_owned(), remedy })
+    shape(template)?;
+    let spec = &template["spec"];
+    pod(spec)?;
+    let Some(agent) = agent(template) else {
+        return error(".spec.containers", "no container is named \"agent\"", "name the agent's container agent");
     };
-    if !template.is_object() {
+    agent_container(agent)?;
+    for list in ["initContainers", "containers"] {
+        for each in spec[list].as_array().into_iter().flatten() {
+            container(list, each)?;
+        }
+    }
+    for volume in spec["volumes"].as_array().into_iter().flatten() {
+        let name = volume["name"].as_str().unwrap_or_default();
+        if name.starts_with("subagents-") {
+            let field = format!(".spec.volumes[{name}]");
+            return error(&field, "names that start with subagents- are the operator's", "choose another name");
+        }
+    }
+    Ok(())
+}
+
+fn error(field: &str, problem: &str, remedy: &'static str) -> Result<(), TemplateError> {
+    Err(TemplateError { field: field.to_owned(), problem: problem.to_owned(), remedy })
+}
+
+fn shape(template: &Value) -> Result<(), TemplateError> {
+    let Some(fields) = template.as_object() else {
         return error("", "is not an object", "write a PodTemplateSpec");
+    };
+    if let Some(field) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
+        return error(&format!(".{field}"), "is no field of a PodTemplateSpec", "write metadata and spec alone");
+    }
+    let metadata = template["metadata"].as_object();
+    let unknown = metadata.into_iter().flat_map(|fields| fields.keys());
+    if let Some(field) = unknown.into_iter().find(|field| !METADATA_FIELDS.contains(&field.as_str())) {
+        let field = format!(".metadata.{field}");
+        return error(&field, "only labels and annotations go from here to the pod", "remove it");
     }
     for kind in ["labels", "annotations"] {
         let entries = template["metadata"][kind].as_object();
-        if let Some(key) = entries.into_iter().flatten().map(|(key, _)| key).find(|key| key.starts_with(names::PREFIX))
-        {
-            return error(
-                &format!(".metadata.{kind}[{key}]"),
-                "the prefix subagents.dev/ is the operator's",
-                "remove it",
-            );
+        let ours = entries.into_iter().flatten().map(|(key, _)| key).find(|key| key.starts_with(names::PREFIX));
+        if let Some(key) = ours {
+            let field = format!(".metadata.{kind}[{key}]");
+            return error(&field, "the prefix subagents.dev/ is the operator's", "remove it");
         }
     }
-    let spec = &template["spec"];
+    Ok(())
+}
+
+fn pod(spec: &Value) -> Result<(), TemplateError> {
     for field in ["hostPID", "shareProcessNamespace"] {
         if spec[field] == true {
             return error(
@@ -62,9 +102,17 @@ pub fn check(template: &Value) -> Result<(), TemplateError> {
             "remove it and set activeDeadlineSeconds on the run or in runDefaults",
         );
     }
-    let Some(agent) = agent(template) else {
-        return error(".spec.containers", "no container is named \"agent\"", "name the agent's container agent");
-    };
+    if spec["enableServiceLinks"] == true {
+        return error(
+            ".spec.enableServiceLinks",
+            "an agent gets no variables about the cluster",
+            "remove it and write what the agent needs into env",
+        );
+    }
+    Ok(())
+}
+
+fn agent_container(agent: &Value) -> Result<(), TemplateError> {
     let has_command = agent["command"]
         .as_array()
         .is_some_and(|command| !command.is_empty() && command.iter().all(Value::is_string) && command[0] != "");
@@ -77,45 +125,60 @@ pub fn check(template: &Value) -> Result<(), TemplateError> {
     }
     for field in AGENT_FIELDS {
         if agent.get(*field).is_some() {
-            return error(
-                &format!(".spec.containers[agent].{field}"),
-                "the worker alone starts and stops the agent",
-                "remove it",
-            );
+            let field = format!(".spec.containers[agent].{field}");
+            return error(&field, "the worker alone starts and stops the agent", "remove it");
         }
     }
     if agent["workingDir"].as_str().is_some_and(|dir| !dir.is_empty() && !dir.starts_with('/')) {
         return error(".spec.containers[agent].workingDir", "is not absolute", "write an absolute path");
     }
-    for list in ["initContainers", "containers"] {
-        for container in spec[list].as_array().into_iter().flatten() {
-            let name = container["name"].as_str().unwrap_or_default();
-            if name == names::WORKER_INIT_CONTAINER {
-                return error(&format!(".spec.{list}[{name}]"), "the name is the operator's", "choose another name");
-            }
-            for mount in container["volumeMounts"].as_array().into_iter().flatten() {
-                let path = mount["mountPath"].as_str().unwrap_or_default().trim_end_matches('/');
-                if path == subagent_link::POD_DIR || path.starts_with(&format!("{}/", subagent_link::POD_DIR)) {
-                    return error(
-                        &format!(".spec.{list}[{name}].volumeMounts[{path}]"),
-                        "the folder /subagents is the operator's",
-                        "mount it elsewhere",
-                    );
-                }
-            }
-        }
-    }
-    for volume in spec["volumes"].as_array().into_iter().flatten() {
-        let name = volume["name"].as_str().unwrap_or_default();
-        if name.starts_with("subagents-") {
-            return error(
-                &format!(".spec.volumes[{name}]"),
-                "names that start with subagents- are the operator's",
-                "choose another name",
-            );
+    for variable in agent["env"].as_array().into_iter().flatten() {
+        let name = variable["name"].as_str().unwrap_or_default();
+        if name.starts_with(WORKER_VARIABLES) && name != WORKER_LOG {
+            let field = format!(".spec.containers[agent].env[{name}]");
+            return error(&field, "names that start with SUBAGENT_WORKER_ are the worker's", "choose another name");
         }
     }
     Ok(())
+}
+
+/// What holds for every container, of either list.
+fn container(list: &str, container: &Value) -> Result<(), TemplateError> {
+    let name = container["name"].as_str().unwrap_or_default();
+    let at = format!(".spec.{list}[{name}]");
+    if name == names::WORKER_INIT_CONTAINER {
+        return error(&at, "the name is the operator's", "choose another name");
+    }
+    let rules = container["restartPolicyRules"].as_array().into_iter().flatten();
+    if rules.into_iter().any(|rule| rule["action"] == "RestartAllContainers") {
+        return error(
+            &format!("{at}.restartPolicyRules"),
+            "the action RestartAllContainers would restart the agent, too",
+            "remove it",
+        );
+    }
+    let paths = [("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")].into_iter().flat_map(|(list, key)| {
+        let items = container[list].as_array().into_iter().flatten();
+        items.filter_map(move |item| Some((list, item[key].as_str()?)))
+    });
+    let message = container["terminationMessagePath"].as_str().map(|path| ("terminationMessagePath", path));
+    if let Some((field, path)) = paths.chain(message).find(|(_, path)| covers_pod_dir(path)) {
+        return error(&format!("{at}.{field}[{path}]"), "the folder /subagents is the operator's", "use another path");
+    }
+    Ok(())
+}
+
+/// True for the worker's folder, what is in it, and what would hide it, however the path is written.
+fn covers_pod_dir(path: &str) -> bool {
+    let mut parts: Vec<&str> = vec![];
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.first().is_none_or(|first| *first == subagent_link::POD_DIR.trim_start_matches('/'))
 }
 
 /// The container that runs the agent.
@@ -141,7 +204,19 @@ mod tests {
     #[case::rules("/spec/containers/0/restartPolicyRules", json!([]), "containers[agent].restartPolicyRules")]
     #[case::hook("/spec/containers/0/lifecycle", json!({}), "containers[agent].lifecycle")]
     #[case::probe("/spec/containers/0/livenessProbe", json!({}), "containers[agent].livenessProbe")]
-    #[case::mount("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/subagents/x/"}]), "volumeMounts[/subagents/x]")]
+    #[case::mount("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/subagents/x/"}]), "volumeMounts[/subagents/x/]")]
+    #[case::mount_in_disguise("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/x/..//./subagents/bin"}]), "volumeMounts[/x/..//./subagents/bin]")]
+    #[case::mount_over_all("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/"}]), "volumeMounts[/]")]
+    #[case::device("/spec/containers/0/volumeDevices", json!([{"name": "v", "devicePath": "/subagents/dev"}]), "volumeDevices[/subagents/dev]")]
+    #[case::message("/spec/containers/0/terminationMessagePath", json!("/subagents/bin/subagent-worker"), "containers[agent].terminationMessagePath")]
+    #[case::readiness("/spec/containers/0/readinessProbe", json!({}), "containers[agent].readinessProbe")]
+    #[case::startup("/spec/containers/0/startupProbe", json!({}), "containers[agent].startupProbe")]
+    #[case::worker_variable("/spec/containers/0/env", json!([{"name": "SUBAGENT_WORKER_LINK_DIR", "value": "/tmp"}]), "containers[agent].env[SUBAGENT_WORKER_LINK_DIR]")]
+    #[case::restart_all("/spec/initContainers", json!([{"name": "side", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]), "initContainers[side].restartPolicyRules")]
+    #[case::service_links("/spec/enableServiceLinks", json!(true), "spec.template.spec.enableServiceLinks")]
+    #[case::finalizer("/metadata", json!({"finalizers": ["x/y"]}), "spec.template.metadata.finalizers")]
+    #[case::misspelt_metadata("/metadata", json!({"label": {}}), "spec.template.metadata.label")]
+    #[case::misspelt("/sepc", json!({}), "spec.template.sepc")]
     #[case::mount_itself("/spec/containers/0/volumeMounts", json!([{"name": "v", "mountPath": "/subagents"}]), "volumeMounts[/subagents]")]
     #[case::deadline("/spec/activeDeadlineSeconds", json!(5), "spec.template.spec.activeDeadlineSeconds")]
     #[case::label("/metadata", json!({"labels": {"subagents.dev/run": "x"}}), "metadata.labels[subagents.dev/run]")]
@@ -164,9 +239,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case(json!({"name": "agent", "image": "i", "command": ["a"], "workingDir": "/w", "volumeMounts": [{"name": "v", "mountPath": "/subagentsx"}]}))]
+    #[case(json!({"name": "agent", "image": "i", "command": ["a"], "workingDir": "/w", "volumeMounts": [{"name": "v", "mountPath": "/subagentsx"}], "env": [{"name": "SUBAGENT_WORKER_LOG", "value": "debug"}]}))]
     fn a_good_template_passes(#[case] agent: Value) {
         check(&template()).unwrap();
-        check(&json!({"spec": {"restartPolicy": "Never", "containers": [agent, {"name": "sidecar", "livenessProbe": {}}]}})).unwrap();
+        check(&json!({
+            "metadata": {"creationTimestamp": null, "labels": {"team": "a"}},
+            "spec": {"restartPolicy": "Never", "enableServiceLinks": false, "containers": [agent, {"name": "sidecar", "livenessProbe": {}}]},
+        }))
+        .unwrap();
     }
 }

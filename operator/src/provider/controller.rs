@@ -152,7 +152,12 @@ async fn dry_run(context: &Context, provider: &SubagentProvider) -> Result<Optio
             // Room in a quota is a matter of runs, and a namespace that goes away takes its providers along.
             Refused::Quota | Refused::Terminating => None,
             Refused::Final(reason) => {
-                Some(Problem { reason, message: format!("the API server refuses the pod: {}", status.message) })
+                let seen = format!("the API server refuses the pod of spec.template: {}", status.message);
+                let message = match reason {
+                    Reason::InvalidTemplate => format!("{seen}; correct the named field, which is below spec.template"),
+                    _ => reason.with_remedy(&seen),
+                };
+                Some(Problem { reason, message })
             }
         }),
         Err(error) => Err(error.into()),

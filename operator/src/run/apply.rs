@@ -200,7 +200,7 @@ async fn create_pod(
         old.descriptor.as_ref().map(|descriptor| descriptor.provider_revision.clone()).unwrap_or_default();
     let provider = match revision::read(&context.client, &namespace, &revision_name).await {
         Ok(provider) => provider,
-        Err(error @ (revision::Error::Missing(_) | revision::Error::Malformed { .. })) => {
+        Err(error) if error.is_final() => {
             let refusal = Refusal { reason: Reason::InvalidTemplate, message: error.to_string() };
             return fail_without_pod(runs, run, &old, &refusal, now).await;
         }
@@ -228,14 +228,15 @@ async fn create_pod(
                 Ok(Applied::Run(Box::new(write_status(runs, run, &stopping).await?)))
             }
             Refused::Quota => {
-                let new = status::queued(run, &old, Reason::QuotaExceeded, &status.message, now);
+                let message = Reason::QuotaExceeded.with_remedy(&status.message);
+                let new = status::queued(run, &old, Reason::QuotaExceeded, &message, now);
                 if new != old {
                     write_status(runs, run, &new).await?;
                 }
                 Ok(Applied::Done(Some(QUOTA_RETRY)))
             }
             Refused::Final(reason) => {
-                let refusal = Refusal { reason, message: format!("{} {}", status.message, reason.facts().remedy) };
+                let refusal = Refusal { reason, message: reason.with_remedy(&status.message) };
                 fail_without_pod(runs, run, &old, &refusal, now).await
             }
         },

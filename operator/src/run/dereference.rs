@@ -8,6 +8,7 @@ use crate::{
     api::{self, ReadError},
     context::Context,
     pod::observe::Node,
+    provider::revision,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
 use kube::{Api, Client};
@@ -72,8 +73,27 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
         {
             world.run = fresh;
         }
+        if pod_has_ended(world.pod.as_ref()) {
+            world.unusable_revision = unusable_revision(client, &namespace, &world.run).await?;
+        }
     }
     Ok(world)
+}
+
+/// Why the provider's revision cannot be used, for a run without session: its worker may have ended for that.
+async fn unusable_revision(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Option<String>, ReadError> {
+    let status = run.status.clone().unwrap_or_default();
+    if plan::current_report(&status).is_some_and(|report| report.session.is_some()) {
+        return Ok(None);
+    }
+    let name = status.descriptor.map(|descriptor| descriptor.provider_revision).unwrap_or_default();
+    match revision::read(client, namespace, &name).await {
+        Ok(_) => Ok(None),
+        Err(error) if error.is_final() => Ok(Some(error.to_string())),
+        Err(revision::Error::Read(error)) => Err(error),
+        // Reading writes nothing.
+        Err(_) => Ok(None),
+    }
 }
 
 fn pod_has_ended(pod: Option<&Pod>) -> bool {

@@ -65,18 +65,29 @@ pub fn stopped_without_report(status: &SubagentRunStatus, stop: &Stopping) -> Ou
     )
 }
 
-/// An end without a final report: the recorded stop, else what the pod shows.
-pub fn without_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
+/// An end without a final report: the recorded stop, else what the pod shows. `last_words` are those of a worker that
+/// was never heard of (pitfall N4).
+pub fn without_report(status: &SubagentRunStatus, ended: &Ended, last_words: Option<&str>) -> Outcome {
+    /// Leaves room for the rest in the message.
+    const MAX: usize = 300;
+    let said = last_words.map(|words| conditions::cut(words, MAX));
+    let with_words = |text: String| said.iter().fold(text, |text, said| format!("{text} Its worker says: {said}."));
     match &status.stopping {
-        Some(stop) => stopped_without_report(status, stop),
-        None => Outcome::of(ended.reason, format!("{}. {}", ended.message, ended.reason.facts().remedy)),
+        Some(stop) => {
+            let outcome = stopped_without_report(status, stop);
+            let is_cancelled = outcome.phase == Phase::Cancelled;
+            Outcome { message: if is_cancelled { outcome.message } else { with_words(outcome.message) }, ..outcome }
+        }
+        None => Outcome::of(ended.reason, with_words(ended.reason.with_remedy(&ended.message))),
     }
 }
 
 /// An end with the worker's final report: the protocol decides (contract c25 to c29), never an exit code.
 pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
     let report = current_report(status);
-    let Some(last) = report.and_then(|report| report.final_.as_ref()) else { return without_report(status, ended) };
+    let Some(last) = report.and_then(|report| report.final_.as_ref()) else {
+        return without_report(status, ended, None);
+    };
     let turns = report.map_or(0, |report| report.turn_count.max(i64::try_from(report.turns.len()).unwrap_or(i64::MAX)));
     let said = Reason::parse(&last.reason);
     let outcome = match (last.stop_reason.as_str(), said) {
@@ -98,7 +109,7 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
         // somebody who deleted the pod (contract c49, pitfall N3).
         (_, Some(Reason::PodDeleted)) => match &status.stopping {
             Some(stop) => stopped_without_report(status, stop),
-            None if ended.reason == Reason::Evicted => without_report(status, ended),
+            None if ended.reason == Reason::Evicted => without_report(status, ended, None),
             None => Outcome::of(Reason::PodDeleted, String::new()),
         },
         // What is not a failure's word cannot be the reason of one.

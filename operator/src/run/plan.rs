@@ -7,13 +7,14 @@ use super::{
     descendants::{self, Family},
     outcome,
     status::{self, Stopped},
-    validate::{self, Parent, Provider, Request, Verdict},
+    validate::{self, Parent, Provider, Refusal, Request, Verdict},
 };
 use crate::{
     naming,
     pod::{
         Observed, StartProblem,
         observe::{Ended, Node},
+        standing::last_words,
     },
 };
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
@@ -31,6 +32,9 @@ const REPORT_MARGIN: Duration = Duration::from_secs(15);
 /// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
 const RETRY_CREATE: Duration = Duration::from_secs(5);
 
+/// Longest part of a message that tells where a start was last seen, in bytes: a remedy follows it.
+const MAX_STAGE: usize = 600;
+
 /// Everything a decision looks at. Run and pod come from live GETs of this reconcile.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -46,6 +50,8 @@ pub struct World {
     pub log: Log,
     /// Why the prompt's ConfigMap cannot be mounted; read while the worker has not reported.
     pub missing_prompt: Option<String>,
+    /// Why the provider's revision cannot be used; read when an attempt ended before its session existed.
+    pub unusable_revision: Option<String>,
     /// The pod's node.
     pub node: Node,
     /// Sum of the graces of the stop ladder.
@@ -66,6 +72,7 @@ impl World {
             pod: None,
             log: Log::Unread,
             missing_prompt: None,
+            unusable_revision: None,
             node: Node::Present,
             graces: Duration::ZERO,
             pod_ttl,
@@ -234,10 +241,16 @@ fn end(world: &World, old: &SubagentRunStatus, end: &End<'_>, now: Timestamp) ->
         return next_attempt(world, old, end.ended, stopped, now);
     }
     let last_word = current_report(old).and_then(|report| report.final_.as_ref());
-    let outcome = if last_word.is_some() {
-        outcome::from_report(old, end.ended)
-    } else {
-        outcome::without_report(old, end.ended)
+    let outcome = match &world.unusable_revision {
+        Some(message) if last_word.is_none() && old.stopping.is_none() => {
+            // The gateway had no assignment for the worker; another one would hear the same.
+            outcome::failed_to_start(&Refusal { reason: Reason::InvalidTemplate, message: message.clone() })
+        }
+        _ if last_word.is_some() => outcome::from_report(old, end.ended),
+        _ => {
+            let unheard = world.pod.as_ref().filter(|_| current_report(old).is_none());
+            outcome::without_report(old, end.ended, unheard.and_then(last_words))
+        }
     };
     let is_cancelled = outcome.phase == subagent_crds::Phase::Cancelled;
     if is_cancelled && old.stopping.is_none() && (wants_stop(run) || end.stopped.is_none()) {
@@ -292,7 +305,8 @@ fn starts_again(world: &World, old: &SubagentRunStatus, ended: &Ended, now: Time
     // Disruptions do not count against maxAttempts.
     let counts = i32::try_from(crashes).unwrap_or(i32::MAX) < effective(old).max_attempts.max(1);
     let in_time = validate::start_deadline_at(&world.run, effective(old).start_deadline_seconds.max(1)) > now;
-    old.stopping.is_none() && !turn_began && in_time && (disrupted || ended.reason == Reason::WorkerLost && counts)
+    let may = old.stopping.is_none() && world.unusable_revision.is_none();
+    may && !turn_began && in_time && (disrupted || ended.reason == Reason::WorkerLost && counts)
 }
 
 /// The end of the lost attempt is stored, its pod released, and only then the next one opened: from that write on the
@@ -446,22 +460,25 @@ fn stop_reason(
     }
     let problem = observed.and_then(|observed| observed.problem.as_ref());
     if let Some(problem) = problem.filter(|problem| problem.is_final) {
-        return Some((problem.reason, format!("{} {}", problem.message, problem.reason.facts().remedy)));
+        return Some((problem.reason, problem.reason.with_remedy(&problem.message)));
     }
     if start_deadline(run, old).is_some_and(|at| now >= at) {
         let stage = status::stage(old, observed, world.pod.as_ref());
         // A start that was seen failing for a reason ends with that reason.
         let reason = problem.map_or(Reason::StartDeadlineExceeded, |problem| problem.reason);
         let seconds = effective(old).start_deadline_seconds;
-        return Some((reason, format!("not started after {seconds} s; last seen: {stage}")));
+        let stage = conditions::cut(&stage, MAX_STAGE);
+        return Some((reason, reason.with_remedy(&format!("not started after {seconds} s; last seen: {stage}"))));
     }
     if active_deadline(old).is_some_and(|at| now >= at) {
         let seconds = effective(old).active_deadline_seconds.unwrap_or_default();
-        return Some((Reason::DeadlineExceeded, format!("active for longer than activeDeadlineSeconds: {seconds}")));
+        let seen = format!("active for longer than activeDeadlineSeconds: {seconds}");
+        return Some((Reason::DeadlineExceeded, Reason::DeadlineExceeded.with_remedy(&seen)));
     }
     if idle_deadline(old).is_some_and(|at| now >= at) {
         let seconds = effective(old).idle_deadline_seconds.unwrap_or_default();
-        return Some((Reason::IdleDeadlineExceeded, format!("no sign of life for idleDeadlineSeconds: {seconds}")));
+        let seen = format!("no sign of life for idleDeadlineSeconds: {seconds}");
+        return Some((Reason::IdleDeadlineExceeded, Reason::IdleDeadlineExceeded.with_remedy(&seen)));
     }
     None
 }

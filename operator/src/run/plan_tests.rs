@@ -463,6 +463,24 @@ fn a_start_deadline_names_the_stage_and_rolls_back_before_it_settles() {
     assert!(ended.message.unwrap().contains("Initialize"));
 }
 
+/// N4: a worker that never connects ends at the start deadline, with where it stood and what kept it; an agent's words are
+/// never taken for a worker's.
+#[rstest]
+#[case::unheard(json!({}), true)]
+#[case::heard(json!({"status": {"report": {"podUID": "pod-uid", "attempt": 1, "seq": 1, "stage": "Initialize", "turnCount": 0}}}), false)]
+fn n4_a_worker_that_never_connected_says_what_it_met(#[case] heard: Value, #[case] is_told: bool) {
+    let mut world = world(run(merged(with_pod(), heard)), Some(running()));
+    world.run.status = Some(status(next(&world, at(600))));
+    let stood = world.run.status.as_ref().unwrap().message.clone().unwrap();
+    assert_eq!(stood.contains("has not connected to the gateway"), is_told, "{stood}");
+    world.pod = Some(pod(json!({"terminated": {"exitCode": 1, "message": "connection refused\n"}}), json!({})));
+    let ended = status(next(&world, at(620)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some("StartDeadlineExceeded")));
+    let message = ended.message.unwrap();
+    assert!(message.contains("600 s") && message.starts_with(&stood), "{message}");
+    assert_eq!(message.contains("Its worker says: connection refused."), is_told, "{message}");
+}
+
 /// N1: a prompt that cannot be mounted is said at once and named at the deadline; it may still appear.
 #[test]
 fn n1_a_missing_prompt_has_its_own_reason() {
@@ -568,6 +586,23 @@ fn r4_a_lost_attempt_ends_the_run_when_its_turn_began_or_it_is_late(
     settle(&mut world, at(second));
     let status = world.run.status.unwrap();
     assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
+}
+
+/// C1, D2: the gateway has no assignment for a worker whose provider's revision was deleted or replaced by hand. No other
+/// attempt would fare better: the run ends, saying which object is gone; a stop that is recorded still decides.
+#[test]
+fn c1_a_revision_that_is_gone_during_the_start_ends_the_run_by_name() {
+    let lost = || Some(pod(json!({"terminated": {"exitCode": 1}}), json!({})));
+    let gone = "ControllerRevision p-1 does not exist any more; create a new run";
+    let mut world = world(run(with_pod()), lost());
+    world.unusable_revision = Some(gone.into());
+    let ended = status(next(&world, at(5)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some("InvalidTemplate")));
+    assert_eq!((ended.attempt, ended.message.as_deref(), is_started(&ended)), (Some(1), Some(gone), false));
+    assert_eq!(stopped(&ended), Some(("True", "ContainersTerminated")));
+    world.run.spec.cancel = true;
+    settle(&mut world, at(5));
+    assert_eq!(world.run.status.unwrap().reason.as_deref(), Some("Cancelled"));
 }
 
 /// `--cascade=orphan`, or anyone who may patch pods: the owner is gone, the container runs on.

@@ -8,10 +8,7 @@ use super::{
 };
 use crate::{
     naming,
-    pod::{
-        Observed, Proof,
-        observe::{Ended, waits_for},
-    },
+    pod::{Observed, Proof, observe::Ended},
 };
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use subagent_crds::{
@@ -211,7 +208,7 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
         return new;
     }
     if let Some(problem) = &observed.problem {
-        return not_starting(run, old, problem.reason, &problem.message, now);
+        return not_starting(run, old, problem.reason, &problem.reason.with_remedy(&problem.message), now);
     }
     let mut new = old.clone();
     new.phase = Some(Phase::Starting);
@@ -258,17 +255,15 @@ fn fold(old: &SubagentRunStatus) -> SubagentRunStatus {
     new
 }
 
-/// What the run was last seen doing, for the message of a start deadline.
+/// What the run was last seen doing, for the message of a start deadline (pitfall N4).
 pub fn stage(status: &SubagentRunStatus, observed: Option<&Observed>, pod: Option<&Pod>) -> String {
     if let Some(report) = current_report(status).filter(|report| !report.stage.is_empty()) {
         return format!("stage {} of the worker", report.stage);
     }
-    match observed {
-        None => status.message.clone().unwrap_or_else(|| "no worker pod".into()),
-        Some(Observed { problem: Some(problem), .. }) => format!("{}: {}", problem.reason, problem.message),
-        Some(_) => pod.and_then(waits_for).unwrap_or_else(|| {
-            "the worker pod exists, its worker has not reported (not scheduled, connecting or initializing)".into()
-        }),
+    match (observed, pod) {
+        (Some(Observed { problem: Some(problem), .. }), _) => format!("{}: {}", problem.reason, problem.message),
+        (Some(_), Some(pod)) => crate::pod::standing::standing(pod),
+        _ => status.message.clone().unwrap_or_else(|| "no worker pod".into()),
     }
 }
 

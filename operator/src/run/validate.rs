@@ -113,7 +113,10 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     capabilities(request.run, provider)?;
     arguments(request.run)?;
     if let Some(schema) = &spec.output_schema {
-        schema_subset::check(schema).map_err(|violations| refuse(Reason::UnsupportedSchema, violations.join("; ")))?;
+        schema_subset::check(schema).map_err(|violations| {
+            let seen = format!("spec.outputSchema: {}", violations.join("; "));
+            refuse(Reason::UnsupportedSchema, Reason::UnsupportedSchema.with_remedy(&seen))
+        })?;
     }
     let (lineage, cap) = lineage(request)?;
     let defaults = &provider.spec.run_defaults;
@@ -242,6 +245,13 @@ fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
                 bounds::PROMPT_TEXT,
                 bounds::PROMPT_TOTAL
             ),
+        ));
+    }
+    // No environment can hold it; the container's runtime would refuse the pod, and nothing would name the parameter.
+    if let Some((key, _)) = spec.parameters.iter().flatten().find(|(_, value)| value.contains('\0')) {
+        return Err(refuse(
+            Reason::InvalidArgs,
+            format!("spec.parameters.{key} holds a NUL character, which no environment variable can; remove it"),
         ));
     }
     let size: usize = spec.parameters.iter().flatten().map(|(key, value)| key.len() + value.len()).sum();

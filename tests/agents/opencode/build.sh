@@ -36,28 +36,8 @@ npm_tarball() {
   printf '%s\n' "$tarball"
 }
 
-# Prints the path of Debian's static busybox in the cache. The package is unpacked, not installed: apt has checked its signature.
-static_busybox() {
-  local out=$CACHE/busybox-static tmp
-  if [[ ! -x $out/busybox ]]; then
-    command -v apt-get >/dev/null || die "the image needs a static busybox; this machine has no apt-get to fetch Debian's busybox-static"
-    say "fetching busybox-static through apt"
-    mkdir -p "$CACHE"
-    tmp=$(mktemp -d "$CACHE/busybox.XXXXXX")
-    # Without the sandbox user, who may not write into root's cache. The lists of a fresh machine are empty.
-    (cd "$tmp" && { apt-get -q -o APT::Sandbox::User=root download busybox-static \
-      || { apt-get -q update && apt-get -q -o APT::Sandbox::User=root download busybox-static; }; }) >&2 2>&1 \
-      || die "apt could not fetch busybox-static"
-    dpkg-deb -x "$tmp"/busybox-static_*.deb "$tmp/tree"
-    mkdir -p "$out"
-    mv "$tmp/tree/bin/busybox" "$out/busybox"
-    rm -rf "$tmp"
-  fi
-  printf '%s\n' "$out/busybox"
-}
-
 [[ $(uname -m) == x86_64 ]] || die "the opencode image is built on x86_64 only; its packages are pinned for that"
-for tool in node npm tar ldd dpkg-deb; do
+for tool in node npm tar ldd; do
   command -v "$tool" >/dev/null || die "$tool is needed to build the opencode image"
 done
 (($# == 1)) || die "usage: build.sh OUTPUT_ROOTFS_DIR | --package-sha256 | --package-version"
@@ -81,7 +61,7 @@ mkdir -p "$new"/{bin,usr/bin,usr/share/opencode,usr/share/xdg-config/opencode,li
 
 tar -xzOf "$opencode_tarball" package/bin/opencode >"$new/usr/bin/opencode"
 tar -xzOf "$(npm_tarball "$RIPGREP" "$RIPGREP_SHA512")" package/bin/rg >"$new/usr/bin/rg"
-cp "$(static_busybox)" "$new/bin/busybox"
+cp "$("$ROOT/hack/static-busybox.sh")" "$new/bin/busybox"
 chmod 0755 "$new/usr/bin/opencode" "$new/usr/bin/rg" "$new/bin/busybox"
 "$new/bin/busybox" --list | while read -r applet; do
   [[ $applet == busybox ]] || ln -s busybox "$new/bin/$applet"

@@ -1,10 +1,12 @@
 //! The agent's process tree: start, environment, reaping, signals, and the sweep at the end.
 
 mod environment;
+mod memory;
 mod reap;
 mod spawn;
 mod sweep;
 
+pub use memory::Memory;
 pub use reap::{Exit, Reaper};
 pub use spawn::start;
 pub use sweep::sweep;

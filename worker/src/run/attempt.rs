@@ -10,7 +10,7 @@ use crate::{
     link::{Link, LinkEvent},
     outcome::{Circumstances, End, Stage, StopCause},
     output::Output,
-    process::Reaper,
+    process::{Memory, Reaper},
     transcript::{Speaker, Transcript},
 };
 use anyhow::Context;
@@ -90,6 +90,7 @@ pub struct Attempt {
     /// The agent's session.
     pub(super) session_id: Option<String>,
     pub(super) circumstances: Circumstances,
+    pub(super) memory: Memory,
     /// Titles of tool calls, for updates that carry only the id.
     pub(super) tools: HashMap<String, super::narrate::Told>,
 }
@@ -136,6 +137,7 @@ impl Attempt {
             open_prompt: None,
             session_id: None,
             circumstances: Circumstances::default(),
+            memory: Memory::watch(),
             tools: HashMap::new(),
             settings,
         })

@@ -77,6 +77,7 @@ impl Attempt {
 
     /// Composes and publishes the final report.
     pub(super) fn conclude(&mut self, end: &End, result: Option<ResultPayload>) {
+        self.circumstances.exceeded_memory = self.memory.exceeded();
         let settlement = settle(end, &self.circumstances);
         let mut line = settlement.stop_reason.to_owned();
         if settlement.reason != settlement.stop_reason {

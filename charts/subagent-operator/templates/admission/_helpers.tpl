@@ -26,3 +26,13 @@ spec:
     {{- . | nindent 4 }}
   {{- end }}
 {{- end }}
+
+{{/*
+CEL: who may take the operator's finalizers and owners off, and remove what it keeps. Whoever may update the finalizers
+of runs: the operator, garbage collection (it may update everything), administrators, and no tenant with the chart's
+or Kubernetes' default roles.
+*/}}
+{{- define "subagent-operator.mayRelease" -}}
+authorizer.group('subagents.dev').resource('subagentruns').subresource('finalizers')
+.namespace(request.namespace).check('update').allowed()
+{{- end }}

@@ -40,9 +40,16 @@ impl FakeLlm {
     /// # Errors
     /// The address cannot be listened on.
     pub async fn start(address: &str) -> std::io::Result<Self> {
+        Self::start_with(address, Shared::default()).await
+    }
+
+    /// The same with what it shares, such as a key to ask for.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub async fn start_with(address: &str, shared: Shared) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let shared = Shared::default();
         let router = server::router(shared.clone());
         let task = tokio::spawn(async move { axum::serve(listener, router).await });
         Ok(Self { address, shared, task })

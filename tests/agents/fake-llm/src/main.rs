@@ -19,12 +19,15 @@ struct Flags {
     /// JSON list of rules, tried before the built-in ones.
     #[arg(long)]
     script: Option<PathBuf>,
+    /// The key that who asks the model must show; none by default.
+    #[arg(long, env = "FAKE_LLM_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let shared = Shared::default();
+    let shared = Shared::asking_for(flags.api_key.as_deref());
     if let Some(path) = &flags.script {
         let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         let rules: Vec<Rule> = serde_json::from_slice(&text).with_context(|| format!("rules in {}", path.display()))?;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post, put};
 use serde::Deserialize;
@@ -34,9 +35,15 @@ pub struct Shared {
     pub record: Record,
     /// The gates answers wait for.
     pub gates: Gates,
+    key: Option<Arc<str>>,
 }
 
 impl Shared {
+    /// Nothing scripted yet; with a key, whoever asks the model must show it.
+    pub fn asking_for(key: Option<&str>) -> Self {
+        Self { key: key.filter(|key| !key.is_empty()).map(Arc::from), ..Self::default() }
+    }
+
     /// Replaces the rules; the built-in ones stay behind them.
     pub fn set_rules(&self, rules: Vec<Rule>) {
         *self.script.write().unwrap_or_else(PoisonError::into_inner) = Script::new(rules);
@@ -49,8 +56,7 @@ impl Shared {
 
 /// All routes.
 pub fn router(shared: Shared) -> Router {
-    Router::new()
-        .route("/healthz", get(|| async { "ok" }))
+    let model = Router::new()
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(|s, b| complete(s, b, Dialect::Chat)))
         .route("/v1/responses", post(|s, b| complete(s, b, Dialect::Responses)))
@@ -58,12 +64,30 @@ pub fn router(shared: Shared) -> Router {
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1beta/models", get(models))
         .route("/v1beta/models/{call}", post(gemini))
+        .route_layer(from_fn_with_state(shared.clone(), check_key));
+    model
+        .route("/healthz", get(|| async { "ok" }))
         .route("/__script", put(put_script).get(get_script).delete(delete_script))
         .route("/__requests", get(get_requests).delete(delete_requests))
         .route("/__gates", get(get_gates))
         .route("/__gates/{name}", post(open_gate))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(shared)
+}
+
+/// Each service has a header of its own for the key.
+async fn check_key(State(shared): State<Shared>, request: axum::extract::Request, next: Next) -> Response {
+    if shared.key.as_deref().is_some_and(|key| !shows(request.headers(), key)) {
+        let error = json!({"error": {"type": "authentication_error", "message": "no key, or a wrong one"}});
+        return (StatusCode::UNAUTHORIZED, Json(error)).into_response();
+    }
+    next.run(request).await
+}
+
+fn shows(headers: &HeaderMap, key: &str) -> bool {
+    let shown = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = shown("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    [bearer, shown("x-api-key"), shown("x-goog-api-key")].contains(&Some(key))
 }
 
 /// One model, for clients that look before they ask; any other name is accepted as well.

@@ -3,6 +3,7 @@
 
 mod agents;
 mod echo;
+mod examples;
 mod faults;
 mod identity;
 mod kubectl;
@@ -10,3 +11,4 @@ mod permissions;
 mod refusals;
 mod starting;
 mod stopping;
+mod tokens;

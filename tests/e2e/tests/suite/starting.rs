@@ -1,7 +1,12 @@
 //! Starts that fail or take long: each with its own reason, in seconds where waiting cannot help.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, collector, in_namespace, namespace::PATIENCE, run, run_with, status::end,
+    RunView, ScriptedProvider, TestNamespace,
+    cluster::{OPERATOR_NAMESPACE, RELEASE},
+    collector, in_namespace,
+    namespace::PATIENCE,
+    run, run_with,
+    status::end,
 };
 use k8s_openapi::api::core::v1::{ResourceQuota, ServiceAccount};
 use kube::{ResourceExt, api::DeleteParams};
@@ -95,6 +100,27 @@ async fn n5_an_agent_that_hangs_ends_at_the_start_deadline_and_the_stage_is_name
         let run = ns.finish(&run_with("hanging", json!({"startDeadlineSeconds": 25}))).await;
         assert_start_failed(&ns, &run, "StartDeadlineExceeded", &[stage, "25 s"]).await;
         assert!(collector.of_kind("prompt").is_empty());
+    })
+    .await;
+}
+
+/// The gateway's name leads elsewhere, or nowhere. What the worker met is in the run, whose pod and log are gone by then.
+#[tokio::test]
+async fn n4_a_worker_that_never_connects_ends_at_the_start_deadline_with_what_it_met() {
+    in_namespace("unreachable", async |ns| {
+        let name = format!("{RELEASE}.{OPERATOR_NAMESPACE}.svc");
+        let elsewhere = json!({"hostAliases": [{"ip": "127.0.0.1", "hostnames": [name]}]});
+        let nowhere = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}});
+        let cases = [("elsewhere", elsewhere, "refused"), ("nowhere", nowhere, "lookup")];
+        for (name, pod, _) in &cases {
+            ns.provider(&ScriptedProvider::named(name).pod(pod.clone())).await;
+            ns.create(&run_with(name, json!({"providerRef": {"name": name}, "startDeadlineSeconds": 25}))).await;
+        }
+        for (run, _, met) in &cases {
+            let run = ns.stopped(run).await;
+            let gateway = format!("has not connected to wss://{name}:8443");
+            assert_start_failed(&ns, &run, "StartDeadlineExceeded", &["25 s", &gateway, "Its worker says", met]).await;
+        }
     })
     .await;
 }

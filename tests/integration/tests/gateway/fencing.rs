@@ -4,9 +4,14 @@ use crate::{
     worker::{Worker, final_report, report},
     world::{LIMIT, World},
 };
-use k8s_openapi::api::core::v1::Pod;
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use integration_tests::TestNamespace;
+use k8s_openapi::{
+    api::{apps::v1::ControllerRevision, core::v1::Pod},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::{ResourceExt, api::DeleteParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use subagent_crds::SubagentRun;
 use subagent_link::{AUDIENCE, RefusalReason, WorkerMessage};
 use tokio_tungstenite::tungstenite;
@@ -58,6 +63,84 @@ async fn d5_a_worker_speaks_for_its_own_run_and_attempt_alone() {
     let mut worker = Worker::hello(&world.replica, &second_token, &run, 2, 0).await;
     worker.welcomed().await;
     assert_ne!(first.uid(), second.uid());
+}
+
+/// A token that says something else than its signature is for.
+fn forged(token: &str, pod: &Pod) -> String {
+    let parts: Vec<&str> = token.split('.').collect();
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(parts[1]).expect("claims");
+    let mut claims: Value = serde_json::from_slice(&claims).expect("claims in JSON");
+    claims["kubernetes.io"]["pod"] = json!({"name": pod.name_any(), "uid": pod.uid()});
+    format!("{}.{}.{}", parts[0], BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()), parts[2])
+}
+
+/// D5: whatever pod a token is from, whatever its claims say, the run of another pod stays as it is, down to its
+/// resourceVersion.
+#[tokio::test]
+async fn d5_no_token_of_another_pod_changes_a_run() {
+    let world = World::new("strangers").await;
+    let (run, victim, own) = world.started("victim").await;
+    let (_, _, neighbour) = world.started("neighbour").await;
+    // One of the same names in another namespace, with its own run there.
+    let elsewhere = World { namespace: TestNamespace::new("elsewhere").await, replica: world.replica };
+    let (_, _, abroad) = elsewhere.started("victim").await;
+    let world = World { namespace: world.namespace, replica: elsewhere.replica };
+    // A pod that is no worker, with a token as a worker has it.
+    let plain = json!({"metadata": {"name": "plain"}, "spec": victim.spec.clone()});
+    let plain = world.namespace.create(&serde_json::from_value::<Pod>(plain).expect("a pod")).await;
+    let of_no_worker = world.token(&plain, AUDIENCE).await;
+    // One that calls itself a worker of the run, as far as the admission policies are not there to refuse it.
+    let pretender = world.pod("pretender", &run).await;
+    let of_a_pretender = world.token(&pretender, AUDIENCE).await;
+    let before = world.live("victim").await;
+
+    for (whose, token, reason, retry) in [
+        ("a neighbour's", &neighbour, RefusalReason::NotCurrent, false),
+        ("one of another namespace", &abroad, RefusalReason::NotCurrent, false),
+        ("a plain pod's", &of_no_worker, RefusalReason::NotCurrent, false),
+        ("a pretender's", &of_a_pretender, RefusalReason::NotCurrent, false),
+        ("a neighbour's that names the victim", &forged(&neighbour, &victim), RefusalReason::Unauthenticated, true),
+        ("its own with other claims", &forged(&own, &plain), RefusalReason::Unauthenticated, true),
+    ] {
+        for attempt in [0, 1] {
+            let mut worker = Worker::hello(&world.replica, token, &run, attempt, 0).await;
+            assert_eq!(worker.refused().await, (reason, retry), "{whose} token, attempt {attempt}");
+        }
+        let mut worker = Worker::open(&world.replica, Some(token)).await.expect("a WebSocket");
+        // Without a hello that was taken, no report is read.
+        worker.say(&final_report(1, "forged", "t")).await;
+        assert_eq!(worker.refused().await, (RefusalReason::Invalid, false), "{whose} token, without hello");
+    }
+    let after = world.live("victim").await;
+    assert_eq!(after.resource_version(), before.resource_version(), "something was written: {}", written(&after));
+    Worker::assigned(&world.replica, &own, &run).await;
+}
+
+/// C1, D2: the provider as it was at acceptance is gone, or another was put in its place. The worker is told that trying
+/// again is no use, and what to do.
+#[tokio::test]
+async fn c1_d2_a_deleted_or_replaced_revision_is_a_last_refusal() {
+    let world = World::new("revision").await;
+    let (run, _, token) = world.started("run").await;
+    let name = run.status.clone().and_then(|status| status.descriptor).expect("a descriptor").provider_revision;
+    let revisions = world.namespace.api::<ControllerRevision>();
+    let mut stored = revisions.get(&name).await.expect("the revision");
+    revisions.delete(&name, &DeleteParams::default()).await.expect("a deletion");
+    let refused = async || {
+        let mut worker = Worker::hello(&world.replica, &token, &run, 1, 0).await;
+        worker.told_why().await
+    };
+    let (reason, retry, message) = refused().await;
+    assert_eq!((reason, retry), (RefusalReason::Invalid, false), "{message}");
+    for words in [name.as_str(), "does not exist any more", "create a new run"] {
+        assert!(message.contains(words), "{message}");
+    }
+    stored.data.0["spec"]["template"]["spec"]["containers"][0]["image"] = json!("localhost/mine:dev");
+    stored.metadata = ObjectMeta { name: Some(name.clone()), labels: stored.metadata.labels, ..ObjectMeta::default() };
+    world.namespace.create(&stored).await;
+    let (reason, retry, message) = refused().await;
+    assert_eq!((reason, retry), (RefusalReason::Invalid, false), "{message}");
+    assert!(message.contains(&name) && message.contains("somebody replaced it"), "{message}");
 }
 
 #[tokio::test]

@@ -122,8 +122,14 @@ impl Worker {
 
     /// The reason of a refusal, and whether to try again.
     pub async fn refused(&mut self) -> (RefusalReason, bool) {
+        let (reason, retry, _) = self.told_why().await;
+        (reason, retry)
+    }
+
+    /// The same with what a person reads.
+    pub async fn told_why(&mut self) -> (RefusalReason, bool, String) {
         match self.next().await {
-            Heard::Message(GatewayMessage::Refused { reason, retry, .. }) => (reason, retry),
+            Heard::Message(GatewayMessage::Refused { reason, retry, message }) => (reason, retry, message),
             other => panic!("a refusal was expected, not {other:?}"),
         }
     }

@@ -11,6 +11,7 @@ use subagent_crds::{
     run::{ParentKind, ParentRef},
     run_status::Lineage,
 };
+use subagent_link::WorkerConfig;
 
 async fn child(world: &World, name: &str, parent: &SubagentRun, max_depth: Option<i32>) -> SubagentRun {
     let mut run = world.make_run(name, "provider", "!gate open");
@@ -33,13 +34,16 @@ async fn refused(world: &World, name: &str, reason: &str) {
 /// Depths and ancestors are computed and kept, the caps of ancestors hold, and descendants are found when the one
 /// between is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c11_c12_c15_depth_caps_and_ancestors_come_from_real_parents() {
+async fn d1_c11_c12_c15_depth_caps_and_ancestors_come_from_real_parents() {
     let world = World::new("lineage").await;
     let operator = world.operator().await;
     world.node.serve();
     world.provider("provider", &[]).await;
-    // c11: what a creator writes about depth and ancestors does not count.
+    // c11, D1: what a creator writes about depth and ancestors does not count, in whatever place.
     let mut forged = serde_json::to_value(world.make_run("root", "provider", "!gate open")).expect("JSON");
+    forged["metadata"]["labels"] =
+        json!({names::RUN_LABEL: "another", names::RUN_UID_LABEL: "somebody", names::ATTEMPT_LABEL: "9"});
+    forged["metadata"]["annotations"] = json!({names::WORKER_CONFIG_ANNOTATION: "{}", names::GATEWAY_ROOTS_ANNOTATION: "mine", names::RELEASE_ANNOTATION: "x"});
     forged["status"] = json!({"lineage": {"depth": 7, "rootUID": "somebody", "ancestors": ["somebody"]}});
     let forged: SubagentRun = serde_json::from_value(forged).expect("a run");
     let root = world.namespace.api::<SubagentRun>().create(&PostParams::default(), &forged).await.expect("a run");
@@ -47,6 +51,14 @@ async fn c11_c12_c15_depth_caps_and_ancestors_come_from_real_parents() {
     let (_, lineage) = accepted(&world, "root").await;
     let expected = Lineage { depth: 1, parent_uid: None, root_uid: root_uid.clone(), ancestors: vec![] };
     assert_eq!(lineage, expected);
+    let pod = world.pod(&root, 1).await;
+    let labels = [names::RUN_LABEL, names::RUN_UID_LABEL, names::ATTEMPT_LABEL];
+    let labels = labels.map(|label| pod.labels().get(label).cloned().unwrap_or_default());
+    assert_eq!(labels, ["root".to_owned(), root_uid.clone(), "1".to_owned()]);
+    let config: WorkerConfig =
+        serde_json::from_str(&pod.annotations()[names::WORKER_CONFIG_ANNOTATION]).expect("a configuration");
+    assert_eq!((config.run_uid, config.attempt), (root_uid.clone(), 1));
+    assert_ne!(pod.annotations()[names::GATEWAY_ROOTS_ANNOTATION], "mine");
 
     // c12: the cap is absolute, and that of an ancestor holds for all below.
     child(&world, "too-deep", &root, Some(1)).await;

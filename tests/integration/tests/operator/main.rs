@@ -23,6 +23,7 @@ mod providers;
 mod refusals;
 mod restarts;
 mod results;
+mod revisions;
 mod starting;
 mod tree;
 mod undecodable;

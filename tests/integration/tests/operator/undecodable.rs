@@ -1,13 +1,16 @@
 //! C1: objects that were written under an older schema and do not decode any more.
 
-use crate::world::{World, end, status};
+use crate::world::{LIMIT, World, end, status};
 use clap::Parser;
 use integration_tests::{TestNamespace, commands::repository, make_provider, make_run};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::ControllerRevision, events::v1::Event},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams, PostParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
     core::{ApiResource, NamespaceResourceScope},
     runtime::events::{Recorder, Reporter},
 };
@@ -128,6 +131,21 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_nobody_up()
         let reported =
             |line: &str| line.contains("WARN") && line.contains(OLD) && line.contains(&format!("kind={kind}"));
         assert!(log.lines().any(reported), "the {kind} is not reported:\n{log}");
+        // And on the object, where its owner looks.
+        world
+            .namespace
+            .eventually(&format!("an Event on the {kind}"), LIMIT, async || {
+                let events = world.namespace.api::<Event>().list(&ListParams::default()).await;
+                let events = events.map_err(|error| error.to_string())?.items;
+                let tells = |event: &Event| {
+                    let about = event.regarding.clone().unwrap_or_default();
+                    event.reason.as_deref() == Some("Undecodable")
+                        && (about.kind.as_deref(), about.name.as_deref()) == (Some(kind), Some(OLD))
+                        && event.note.as_deref().is_some_and(|note| note.contains("correct or delete it"))
+                };
+                if events.iter().any(tells) { Ok(()) } else { Err(format!("{events:?}")) }
+            })
+            .await;
     }
     operator.stop().await;
     world.finish().await;

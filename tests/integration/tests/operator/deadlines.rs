@@ -29,7 +29,7 @@ async fn n4_n5_the_start_deadline_names_the_stage() {
     let unconnected = world.stopped("unconnected").await;
     assert_eq!(end(&unconnected), (Phase::Failed, "StartDeadlineExceeded"));
     let message = status(&unconnected).message.clone().unwrap_or_default();
-    assert!(message.contains("10 s") && message.contains("has not reported"), "{message}");
+    assert!(message.contains("10 s") && message.contains("has not connected"), "{message}");
     let run = world.stopped("initialize").await;
     assert_eq!(end(&run), (Phase::Failed, "StartDeadlineExceeded"));
     let message = status(&run).message.clone().unwrap_or_default();

@@ -3,6 +3,7 @@
 use crate::{
     audit::{self, Mark},
     node::TestNode,
+    programs,
     replica::{Plan, Replica, free_port},
     rights::Rights,
     undecodable,
@@ -51,6 +52,8 @@ impl World {
 
     /// The same in a namespace that exists.
     pub async fn around(namespace: TestNamespace) -> Self {
+        // Compiling takes longer than some deadlines of runs.
+        programs::worker();
         let rights = Rights::grant(&namespace).await;
         let node = TestNode::new(namespace.clone()).await;
         Self { namespace, rights, node, link_port: free_port() }

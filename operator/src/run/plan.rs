@@ -20,7 +20,7 @@ use crate::{
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use std::time::Duration;
 use subagent_crds::{
-    Reason, SubagentRun, SubagentRunStatus, names,
+    Reason, SubagentRun, SubagentRunStatus, conditions, names,
     report::{Final, Report},
     run_status::{Effective, Stopping},
 };

@@ -138,6 +138,23 @@ async fn n1_n6_a_pod_security_refusal_shows_at_the_provider() {
     world.finish().await;
 }
 
+/// N1, c7: a field that no pod has would be dropped in silence when the pod is created; the dry run refuses it by name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n1_a_misspelt_field_of_a_template_is_named() {
+    let world = World::new("misspelt").await;
+    let operator = world.operator().await;
+    let mut provider = world.make_provider("provider", &[]);
+    provider.spec.template["spec"]["containers"][0]["imagePullPolcy"] = json!("Always");
+    world.namespace.create(&provider).await;
+    let message = not_ready(&world, "provider", "InvalidTemplate").await;
+    assert!(
+        message.contains("spec.containers[0].imagePullPolcy") && message.contains("below spec.template"),
+        "{message}"
+    );
+    operator.stop().await;
+    world.finish().await;
+}
+
 async fn not_ready(world: &World, provider: &str, reason: &str) -> String {
     let ready = |provider: &SubagentProvider| {
         let conditions = provider.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();

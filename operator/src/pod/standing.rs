@@ -36,13 +36,13 @@ pub fn standing(pod: &Pod) -> String {
     if let Some(init) = inits.into_iter().find(is_waited_for) {
         return match state(init).and_then(|state| state.running.as_ref()) {
             Some(running) => format!(
-                "init container {} of pod {name} runs{} and has not ended; look at kubectl logs {name} -c {}",
+                "init container {} is running{} and has not ended; look at kubectl logs {name} -c {}",
                 init.name,
                 since(running),
                 init.name
             ),
             None => format!(
-                "init container {} of pod {name} has not started{}; look at kubectl describe pod {name}",
+                "init container {} has not started{}; look at kubectl describe pod {name}",
                 init.name,
                 waiting(init)
             ),
@@ -111,7 +111,7 @@ mod tests {
         &["has no node (SchedulingGated: gated)", "kubectl describe pod p"])]
     #[case::init_runs(json!({"nodeName": "n"}), json!({"initContainerStatuses": [
             container("subagent-worker", json!({"terminated": {"exitCode": 0}})), container("clone", json!({"running": {}}))]}),
-        &["init container clone of pod p runs", "kubectl logs p -c clone"])]
+        &["init container clone is running and has not ended", "kubectl logs p -c clone"])]
     #[case::sidecar_runs(json!({"nodeName": "n", "initContainers": [{"name": "side", "restartPolicy": "Always"}]}), json!({
             "initContainerStatuses": [{"name": "side", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}],
             "containerStatuses": [container("agent", json!({"waiting": {"reason": "PodInitializing"}}))]}),

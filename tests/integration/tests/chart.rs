@@ -86,7 +86,7 @@ fn the_switches_leave_out_what_they_say() {
             "CustomResourceDefinition subagentruns.subagents.dev"
         ]
     );
-    assert_eq!(without("admissionPolicies.enabled=false").len(), 6, "three policies and their bindings");
+    assert_eq!(without("admissionPolicies.enabled=false").len(), 8, "four policies and their bindings");
     assert_eq!(without("metrics.service.enabled=false"), ["Service subagent-operator-metrics"]);
     assert_eq!(
         without("uninstall.hook.enabled=false"),

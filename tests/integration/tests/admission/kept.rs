@@ -30,8 +30,10 @@ async fn s8_a_tenant_takes_no_finalizer_off_a_run() {
     patch::<SubagentRun>(&tenant, &scene, "run", json!({"metadata": {"labels": {"team": "a"}}}))
         .await
         .expect("a label");
-    let admin = scene.namespace().client.clone();
-    patch::<SubagentRun>(&admin, &scene, "run", json!({"metadata": {"finalizers": null}})).await.expect("a release");
+    // C7: the uninstall hook lets go of what is left, while the policies are still there.
+    let account = format!("{}-uninstall", scene.release.operator());
+    let hook = client_as(&account, &["system:serviceaccounts", "system:authenticated"]).await;
+    patch::<SubagentRun>(&hook, &scene, "run", json!({"metadata": {"finalizers": null}})).await.expect("a release");
 }
 
 /// D2, c2: what accepted runs start from, and what they left behind, is not a tenant's to remove, whatever it may delete

@@ -117,7 +117,7 @@ async fn s7_a_stop_while_the_pod_is_pending_removes_the_pod(#[case] how: How) {
 #[case::by_update(How::Update)]
 #[case::by_delete(How::Delete)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s7_a_stop_while_images_are_pulled_waits_for_the_kubelet(#[case] how: How) {
+async fn s7_c50_a_stop_while_images_are_pulled_waits_for_the_kubelet(#[case] how: How) {
     let scene = Scene::new("stop-pulling", how).await;
     let world = &scene.world;
     let operator = world.operator().await;
@@ -128,7 +128,9 @@ async fn s7_a_stop_while_images_are_pulled_waits_for_the_kubelet(#[case] how: Ho
     world.until("run", "has a pod", |status| status.pod_uid.is_some()).await;
     scene.stop().await;
     let deleting = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
-    world.namespace.until::<Pod>(&pod_name(&run, 1), "deleting", LIMIT, deleting).await;
+    let deleted = world.namespace.until::<Pod>(&pod_name(&run, 1), "deleting", LIMIT, deleting).await;
+    let grace = deleted.metadata.deletion_grace_period_seconds.unwrap_or_default();
+    assert!(grace >= 2 + 1 + 1 + 15, "c50: the kubelet is given {grace} s to prove the end");
     let waiting = world.until("run", "Cancelling", |status| status.phase == Some(Phase::Cancelling)).await;
     assert!(!has(status(&waiting), conditions::STOPPED), "stopped although the pod has a node");
     world.node.mark_ended(&pod, 137).await;

@@ -71,7 +71,8 @@ pub struct SubagentRunSpec {
     /// activation is set by the operator alone, on the runs of a continuable child. Not available in this version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
-    /// parentRef is the run that delegates this one. Naming a parent needs the right to update it. Immutable.
+    /// parentRef is the run that delegates this one; cancelling or deleting it reaches this one, too. Naming a parent needs the
+    /// right to update it. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_ref: Option<ParentRef>,
     /// parameters become environment variables SUBAGENT_PARAM_KEY in every container of the template. At most 32, 16 KiB
@@ -132,7 +133,8 @@ pub struct SubagentRunSpec {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"], "default" = []))]
     #[x_kube(validation = Rule::new("self.size() == 0").message("messages are not available in this version; leave the list empty and create a new run for a follow-up"))]
     pub messages: Vec<SteerMessage>,
-    /// cancel stops the run: false (default) to true, once. The run is kept; delete it to stop and forget it.
+    /// cancel stops the run and every run below it: false (default) to true, once. The run is kept; delete it to stop and
+    /// forget it.
     #[serde(default)]
     pub cancel: bool,
 }

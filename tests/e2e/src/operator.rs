@@ -1,7 +1,7 @@
 //! The operator's replicas: how many there are and which of them leads.
 
 use crate::{
-    cluster::{OPERATOR_NAMESPACE, RELEASE, operator_pods},
+    cluster::{self, OPERATOR_NAMESPACE, RELEASE, operator_pods},
     commands::kubectl,
 };
 use futures::{StreamExt, TryStreamExt};
@@ -12,10 +12,10 @@ use kube::{
 };
 use std::time::{Duration, Instant};
 
-/// Runs that many replicas of the operator and waits for them.
+/// Runs that many replicas of the operator and waits for them. By the chart's value, so that everything that belongs to
+/// many replicas is there, and no other field manager holds their number.
 pub fn scale(replicas: u32) {
-    let deployment = format!("deployment/{RELEASE}");
-    kubectl(&["scale", &deployment, &format!("--replicas={replicas}"), "--namespace", OPERATOR_NAMESPACE]);
+    cluster::upgrade(&[&format!("replicas={replicas}")]);
     rolled_out();
 }
 
@@ -67,16 +67,27 @@ pub struct Handover {
     pub leaderless: Duration,
 }
 
-/// Watches the Lease until the future ends; every change of the leader meanwhile.
+/// How long the watch may be behind what it is about.
+const BEHIND: Duration = Duration::from_secs(10);
+
+/// Watches the Lease until the future ends and a change of the leader was seen; every such change meanwhile.
 pub async fn handovers_during<T>(client: &Client, during: impl Future<Output = T>) -> (T, Vec<Handover>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={RELEASE}"));
     let mut changes = watcher(leases(client), config).default_backoff().applied_objects().boxed();
     let mut seen = vec![];
     let mut last: Option<(Instant, String)> = None;
     tokio::pin!(during);
+    let mut done = None;
+    let mut until = Instant::now() + BEHIND;
     loop {
+        if let Some(value) = done.take_if(|_| !seen.is_empty() || Instant::now() > until) {
+            return (value, seen);
+        }
         tokio::select! {
-            done = &mut during => return (done, seen),
+            value = &mut during, if done.is_none() => {
+                (done, until) = (Some(value), Instant::now() + BEHIND);
+            }
+            () = tokio::time::sleep_until(until.into()), if done.is_some() => {}
             change = changes.try_next() => {
                 let (Ok(Some(lease)), now) = (change, Instant::now()) else { continue };
                 match (holder(&lease), &mut last) {

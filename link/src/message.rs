@@ -52,7 +52,12 @@ pub enum GatewayMessage {
         seq: i64,
     },
     /// Stop the turn and settle as aborted (contract c48). Sent again at every connection while it holds.
-    Cancel,
+    Cancel {
+        /// Why, in the words of the failure taxonomy: `Cancelled`, `DeadlineExceeded`, ... For the transcript; empty from
+        /// an older gateway.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        reason: String,
+    },
     /// No further work comes: finish, report, exit.
     Close,
     /// The gateway does not serve this worker.
@@ -331,7 +336,7 @@ mod tests {
         for message in [
             GatewayMessage::Welcome { version: 1 },
             GatewayMessage::Ack { seq: 3 },
-            GatewayMessage::Cancel,
+            GatewayMessage::Cancel { reason: "DeadlineExceeded".into() },
             GatewayMessage::Close,
             GatewayMessage::Refused { reason: RefusalReason::NotYet, retry: true, message: String::new() },
             GatewayMessage::Assignment(Box::new(Assignment {
@@ -354,6 +359,9 @@ mod tests {
         let result: ResultPayload = serde_json::from_str(told).unwrap();
         assert_eq!((result.text.as_deref(), result.blocks.as_ref()), (Some(""), None));
         assert_eq!(serde_json::to_string(&result).unwrap(), told, "and an older gateway understands this worker");
+        let cancel = GatewayMessage::Cancel { reason: String::new() };
+        assert_eq!(decode(r#"{"kind":"cancel"}"#).unwrap(), Decode::Message(cancel.clone()));
+        assert_eq!(encode(&cancel).unwrap(), r#"{"kind":"cancel"}"#);
         let mut assignment = json!({"prompt": {"source": "file", "path": "/p"}, "transport": {"permission": "Reject"}});
         assignment["stop"] = serde_json::to_value(StopGraces::default()).unwrap();
         assignment["maxResultBytes"] = 16384.into();

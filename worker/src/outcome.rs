@@ -126,11 +126,51 @@ pub enum ProtocolStop {
     Unknown,
 }
 
+/// Why the gateway stops an attempt; only for what a person reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopReason {
+    /// The run was cancelled or deleted, or nothing was said.
+    #[default]
+    Cancelled,
+    /// startDeadlineSeconds.
+    StartDeadline,
+    /// activeDeadlineSeconds.
+    ActiveDeadline,
+    /// idleDeadlineSeconds.
+    IdleDeadline,
+    /// Anything else the controller found; the run's status says what.
+    Other,
+}
+
+impl StopReason {
+    /// From the word of the failure taxonomy.
+    pub fn parse(reason: &str) -> Self {
+        match reason {
+            "" | "Cancelled" => Self::Cancelled,
+            "StartDeadlineExceeded" => Self::StartDeadline,
+            "DeadlineExceeded" => Self::ActiveDeadline,
+            "IdleDeadlineExceeded" => Self::IdleDeadline,
+            _ => Self::Other,
+        }
+    }
+
+    /// What happened, in a few words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Cancelled => "cancelled",
+            Self::StartDeadline => "stopped, startDeadlineSeconds is over,",
+            Self::ActiveDeadline => "stopped, activeDeadlineSeconds is over,",
+            Self::IdleDeadline => "stopped, idleDeadlineSeconds is over,",
+            Self::Other => "stopped by the operator",
+        }
+    }
+}
+
 /// Who stopped an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopCause {
     /// The gateway said cancel.
-    Cancel,
+    Cancel(StopReason),
     /// Process 1 got SIGTERM: the pod is being deleted (c49).
     Terminated,
 }
@@ -224,7 +264,7 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         End::Answered(ProtocolStop::Refusal) => ("Refusal", "AgentRefused"),
         End::Answered(ProtocolStop::Cancelled) => ("Aborted", "Cancelled"),
         End::Answered(ProtocolStop::Unknown) => ("Error", "AgentProtocolError"),
-        End::Stopped { cause: StopCause::Cancel, .. } => ("Aborted", "Cancelled"),
+        End::Stopped { cause: StopCause::Cancel(_), .. } => ("Aborted", "Cancelled"),
         End::Stopped { cause: StopCause::Terminated, .. } => ("Error", "PodDeleted"),
         End::NotStarted(_) => ("Error", "AgentStartFailed"),
         End::EndedEarly(_, Some(Exit::Signal(9))) | End::Crashed(Some(Exit::Signal(9)))
@@ -258,7 +298,7 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         }
         End::Stopped { cause, stage, prompted } => {
             let cause = match cause {
-                StopCause::Cancel => "cancelled",
+                StopCause::Cancel(reason) => reason.words(),
                 StopCause::Terminated => "stopped by SIGTERM, the pod is being deleted,",
             };
             let prompted = if *prompted { "after the prompt was sent" } else { "no prompt was sent" };
@@ -401,7 +441,7 @@ mod tests {
     #[case(End::Answered(ProtocolStop::Refusal), "Refusal", "AgentRefused")]
     #[case(End::Answered(ProtocolStop::Cancelled), "Aborted", "Cancelled")]
     #[case(End::Answered(ProtocolStop::Unknown), "Error", "AgentProtocolError")]
-    #[case(End::Stopped { cause: StopCause::Cancel, stage: Stage::Prompt, prompted: true }, "Aborted", "Cancelled")]
+    #[case(End::Stopped { cause: StopCause::Cancel(StopReason::Cancelled), stage: Stage::Prompt, prompted: true }, "Aborted", "Cancelled")]
     #[case(End::Stopped { cause: StopCause::Terminated, stage: Stage::Prompt, prompted: true }, "Error", "PodDeleted")]
     #[case(End::NotStarted(StartFault::CommandNotFound), "Error", "AgentStartFailed")]
     #[case(End::EndedEarly(Stage::Initialize, Some(Exit::Code(0))), "Error", "AgentHandshakeFailed")]
@@ -439,8 +479,12 @@ mod tests {
         "in stage Prompt, the agent answered the prompt with JSON-RPC error -32603 (HTTP status 529)"
     )]
     #[case(
-        End::Stopped { cause: StopCause::Cancel, stage: Stage::Initialize, prompted: false },
+        End::Stopped { cause: StopCause::Cancel(StopReason::Cancelled), stage: Stage::Initialize, prompted: false },
         "cancelled in stage Initialize; no prompt was sent"
+    )]
+    #[case(
+        End::Stopped { cause: StopCause::Cancel(StopReason::IdleDeadline), stage: Stage::Prompt, prompted: true },
+        "stopped, idleDeadlineSeconds is over, in stage Prompt; after the prompt was sent"
     )]
     fn c30_diagnostics_are_facts(#[case] end: End, #[case] text: &str) {
         assert_eq!(settle(&end, &ONE_TURN).diagnostic.as_deref(), Some(text));

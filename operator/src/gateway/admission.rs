@@ -26,8 +26,8 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Admitted {
     pub place: Place,
     pub stored: Stored,
-    /// The run is to stop already.
-    pub stop: bool,
+    /// Why the run is to stop already, if it is.
+    pub stop: Option<String>,
     /// For a worker without memory.
     pub assignment: Option<Box<Assignment>>,
 }
@@ -52,10 +52,13 @@ impl Gateway {
         seq: i64,
     ) -> Result<Admitted, Refusal> {
         let (place, run) = self.place(identity, run_uid, attempt, seq).await?;
-        let stop = cancels::is_to_stop(&run);
+        let stop = cancels::stop_reason(&run);
         // A run that is to stop starts nothing (contract c9); a worker that remembers has its assignment.
-        let assignment =
-            if seq == 0 && !stop { Some(Box::new(self.assignment(&place.namespace, &run).await?)) } else { None };
+        let assignment = if seq == 0 && stop.is_none() {
+            Some(Box::new(self.assignment(&place.namespace, &run).await?))
+        } else {
+            None
+        };
         Ok(Admitted { place, stored: Stored::of(&run), stop, assignment })
     }
 

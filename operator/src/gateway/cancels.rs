@@ -19,7 +19,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
-use subagent_crds::{Phase, SubagentRun};
+use subagent_crds::{Phase, Reason, SubagentRun};
 
 /// Runs per page of the first list: each may carry half a megabyte of prompt, and none of it is kept.
 const PAGE: u32 = 50;
@@ -46,7 +46,13 @@ struct GlimpseStatus {
     #[serde(default)]
     phase: Option<Phase>,
     #[serde(default)]
-    stopping: Option<serde::de::IgnoredAny>,
+    stopping: Option<GlimpseStopping>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct GlimpseStopping {
+    #[serde(default)]
+    reason: String,
 }
 
 impl Resource for Glimpse {
@@ -78,20 +84,20 @@ impl Resource for Glimpse {
     }
 }
 
-/// True when the worker of this run is to be told to stop.
-pub(super) fn is_to_stop(run: &SubagentRun) -> bool {
+/// Why the worker of this run is to be told to stop, if it is.
+pub(super) fn stop_reason(run: &SubagentRun) -> Option<String> {
     let status = run.status.as_ref();
-    stops(
-        run.spec.cancel,
-        &run.metadata,
-        status.is_some_and(|status| status.stopping.is_some()),
-        status.and_then(|status| status.phase),
-    )
+    let stopping = status.and_then(|status| status.stopping.as_ref()).map(|stopping| stopping.reason.as_str());
+    stops(run.spec.cancel, &run.metadata, stopping, status.and_then(|status| status.phase)).map(str::to_owned)
 }
 
-fn stops(cancel: bool, metadata: &ObjectMeta, stopping: bool, phase: Option<Phase>) -> bool {
-    let over = phase.is_some_and(Phase::is_terminal);
-    !over && (cancel || stopping || metadata.deletion_timestamp.is_some())
+/// The controller's recorded reason, or that of a cancel it has not recorded yet.
+fn stops<'a>(cancel: bool, metadata: &ObjectMeta, stopping: Option<&'a str>, phase: Option<Phase>) -> Option<&'a str> {
+    if phase.is_some_and(Phase::is_terminal) {
+        return None;
+    }
+    let is_cancelled = cancel || metadata.deletion_timestamp.is_some();
+    stopping.or(is_cancelled.then_some(Reason::Cancelled.as_str()))
 }
 
 /// Follows the runs of these namespaces, all of them when the list is empty. Sets `ready` once every one was listed.
@@ -185,8 +191,9 @@ impl Scope<'_> {
             }
         };
         let uid = run.metadata.uid.clone()?;
-        if stops(run.spec.cancel, &run.metadata, run.status.stopping.is_some(), run.status.phase) {
-            self.connections.stop(&uid);
+        let stopping = run.status.stopping.as_ref().map(|stopping| stopping.reason.as_str());
+        if let Some(reason) = stops(run.spec.cancel, &run.metadata, stopping, run.status.phase) {
+            self.connections.stop(&uid, reason);
             Some(uid)
         } else {
             self.forget(&uid);
@@ -241,7 +248,7 @@ mod tests {
         let connections = Arc::new(Connections::new(Arc::new(Metrics::new())));
         let mut scope = Scope { connections: &connections, stopping: HashSet::new(), listing: HashSet::new() };
         let cancelled = || json!({"spec": {"cancel": true}});
-        let told = |uid: &str| *connections.join(uid, false).stop.borrow();
+        let told = |uid: &str| connections.join(uid, None).stop.borrow().is_some();
         scope.apply(watcher::Event::Init);
         scope.apply(watcher::Event::InitApply(glimpse("a", cancelled())));
         scope.apply(watcher::Event::InitApply(glimpse("b", json!({}))));

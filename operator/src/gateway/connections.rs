@@ -2,7 +2,7 @@
 
 use crate::metrics::Metrics;
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ struct Inner {
     seats: HashMap<String, Entry>,
     /// Runs that are to stop and are not over, connected or not: a worker that connects a moment after the change was
     /// seen must still hear of it.
-    stopping: HashSet<String>,
+    stopping: HashMap<String, Arc<str>>,
     next_id: u64,
 }
 
@@ -28,7 +28,7 @@ struct Inner {
 struct Entry {
     id: u64,
     replaced: CancellationToken,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Option<Arc<str>>>,
 }
 
 /// A worker's place; dropping it frees the place.
@@ -39,8 +39,8 @@ pub(super) struct Seat {
     id: u64,
     /// Fires when a newer connection of the run was admitted.
     pub replaced: CancellationToken,
-    /// True once the run is being stopped.
-    pub stop: watch::Receiver<bool>,
+    /// Why the run is being stopped, once it is.
+    pub stop: watch::Receiver<Option<Arc<str>>>,
 }
 
 impl Connections {
@@ -54,11 +54,12 @@ impl Connections {
 
     /// Takes the run's place. The newest connection wins: an older one is of a connection the worker has given up, or
     /// of an older attempt. `stop` is what the live run said at admission.
-    pub fn join(self: &Arc<Self>, run_uid: &str, stop: bool) -> Seat {
+    pub fn join(self: &Arc<Self>, run_uid: &str, stop: Option<&str>) -> Seat {
         let mut inner = self.lock();
         inner.next_id += 1;
         let id = inner.next_id;
-        let (sender, receiver) = watch::channel(stop || inner.stopping.contains(run_uid));
+        let stop = stop.map(Arc::from).or_else(|| inner.stopping.get(run_uid).cloned());
+        let (sender, receiver) = watch::channel(stop);
         let replaced = CancellationToken::new();
         let entry = Entry { id, replaced: replaced.clone(), stop: sender };
         if let Some(older) = inner.seats.insert(run_uid.to_owned(), entry) {
@@ -69,12 +70,13 @@ impl Connections {
     }
 
     /// The run is to stop.
-    pub fn stop(&self, run_uid: &str) {
+    pub fn stop(&self, run_uid: &str, reason: &str) {
         let mut inner = self.lock();
+        let reason: Arc<str> = reason.into();
         if let Some(entry) = inner.seats.get(run_uid) {
-            entry.stop.send_replace(true);
+            entry.stop.send_replace(Some(reason.clone()));
         }
-        inner.stopping.insert(run_uid.to_owned());
+        inner.stopping.insert(run_uid.to_owned(), reason);
     }
 
     /// The run is over or gone.
@@ -104,14 +106,14 @@ mod tests {
     #[test]
     fn r9_the_newest_connection_of_a_run_wins() {
         let connections = connections();
-        let first = connections.join("run", false);
-        let other = connections.join("other", false);
-        let second = connections.join("run", false);
+        let first = connections.join("run", None);
+        let other = connections.join("other", None);
+        let second = connections.join("run", None);
         assert!(first.replaced.is_cancelled() && !second.replaced.is_cancelled() && !other.replaced.is_cancelled());
         // The late end of the older one does not free the newer one's place.
         drop(first);
-        connections.stop("run");
-        assert!(*second.stop.borrow());
+        connections.stop("run", "Cancelled");
+        assert!(second.stop.borrow().is_some());
         assert_eq!(connections.metrics.link_connections.get(), 2);
         drop((second, other));
         assert_eq!(connections.metrics.link_connections.get(), 0);
@@ -121,13 +123,14 @@ mod tests {
     #[test]
     fn s7_a_stop_reaches_the_connected_the_late_and_nobody_else() {
         let connections = connections();
-        let here = connections.join("run", false);
-        let other = connections.join("other", false);
-        connections.stop("run");
-        assert!(*here.stop.borrow() && !*other.stop.borrow());
-        assert!(*connections.join("run", false).stop.borrow(), "seen before it connected");
-        assert!(*connections.join("third", true).stop.borrow(), "seen by the live read");
+        let here = connections.join("run", None);
+        let other = connections.join("other", None);
+        connections.stop("run", "Cancelled");
+        assert!(here.stop.borrow().as_deref() == Some("Cancelled") && other.stop.borrow().is_none());
+        assert!(connections.join("run", None).stop.borrow().is_some(), "seen before it connected");
+        let third = connections.join("third", Some("DeadlineExceeded"));
+        assert_eq!(third.stop.borrow().as_deref(), Some("DeadlineExceeded"), "seen by the live read");
         connections.forget("run");
-        assert!(!*connections.join("run", false).stop.borrow());
+        assert!(connections.join("run", None).stop.borrow().is_none());
     }
 }

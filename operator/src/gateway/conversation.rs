@@ -77,7 +77,7 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
     let shutdown = &gateway.shutdown;
     let (version, admitted) = shutdown.run_until_cancelled(hello).await.ok_or_else(going_away)??;
     let Admitted { place, stored, stop, assignment } = admitted;
-    let seat = gateway.connections.join(&place.claim.run_uid, stop);
+    let seat = gateway.connections.join(&place.claim.run_uid, stop.as_deref());
     tracing::info!(
         namespace = place.namespace,
         run = place.run_name,
@@ -110,9 +110,10 @@ impl Conversation<'_> {
         let mut dead_at = Instant::now() + DEAD_AFTER;
         let mut told_to_stop = false;
         loop {
-            if !told_to_stop && *seat.stop.borrow_and_update() {
+            let stop = seat.stop.borrow_and_update().clone();
+            if let Some(reason) = stop.filter(|_| !told_to_stop) {
                 told_to_stop = true;
-                worker.send(&GatewayMessage::Cancel).await?;
+                worker.send(&GatewayMessage::Cancel { reason: reason.to_string() }).await?;
             }
             tokio::select! {
                 () = shutdown.cancelled() => {

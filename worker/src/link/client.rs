@@ -4,7 +4,7 @@ use super::{
     backoff::Backoff,
     connection::{Ended, Heard, dial, serve},
 };
-use crate::{config::Settings, ledger::Ledger};
+use crate::{config::Settings, ledger::Ledger, outcome::StopReason};
 use std::sync::Arc;
 use subagent_link::{Assignment, GatewayMessage, RefusalReason, encode};
 use tokio::{
@@ -23,8 +23,8 @@ pub enum LinkEvent {
     Assignment(Box<Assignment>),
     /// Reports up to this one are stored.
     Acknowledged(i64),
-    /// Stop the turn.
-    Cancel,
+    /// Stop the turn, and why.
+    Cancel(StopReason),
     /// No further work comes.
     Close,
     /// The gateway will not serve this worker again.
@@ -156,7 +156,7 @@ async fn one_connection(
                 }
                 Heard::Message(GatewayMessage::Assignment(assignment)) => LinkEvent::Assignment(assignment),
                 Heard::Message(GatewayMessage::Ack { seq }) => LinkEvent::Acknowledged(seq),
-                Heard::Message(GatewayMessage::Cancel) => LinkEvent::Cancel,
+                Heard::Message(GatewayMessage::Cancel { reason }) => LinkEvent::Cancel(StopReason::parse(&reason)),
                 Heard::Message(GatewayMessage::Close) => LinkEvent::Close,
                 Heard::Message(GatewayMessage::Refused { reason, retry, message }) => {
                     tracing::warn!(?reason, retry, message, "the gateway refused");

@@ -264,11 +264,11 @@ impl Attempt {
             }
             LinkEvent::Assignment(_) => {}
             LinkEvent::Acknowledged(seq) => self.ledger.acknowledge(seq),
-            LinkEvent::Cancel => {
+            LinkEvent::Cancel(reason) => {
                 // Said again at every connection. A cancel that comes after SIGTERM is the better reason.
-                if self.stop != Some(StopCause::Cancel) {
-                    self.say("cancelled");
-                    self.stop = Some(StopCause::Cancel);
+                if !matches!(self.stop, Some(StopCause::Cancel(_))) {
+                    self.say(reason.words().trim_end_matches(','));
+                    self.stop = Some(StopCause::Cancel(reason));
                 }
             }
             // One prompt is all the work of a one-shot run; it ends by itself.

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     acp::{self, Frame},
-    outcome::{End, ProtocolStop, Stage, settle},
+    outcome::{End, ProtocolStop, Stage, StopCause, StopReason, settle},
     output::Collected,
     process::{self, sweep},
     transcript::Speaker,
@@ -80,7 +80,9 @@ impl Attempt {
         self.circumstances.exceeded_memory = self.memory.exceeded();
         let settlement = settle(end, &self.circumstances);
         let mut line = settlement.stop_reason.to_owned();
-        if settlement.reason != settlement.stop_reason {
+        let is_deadline =
+            matches!(end, End::Stopped { cause: StopCause::Cancel(why), .. } if *why != StopReason::Cancelled);
+        if settlement.reason != settlement.stop_reason && !is_deadline {
             line.push_str(&format!(", reason {}", settlement.reason));
         }
         if let Some(diagnostic) = &settlement.diagnostic {

@@ -4,6 +4,7 @@ use crate::harness::run;
 use nix::sys::signal::Signal;
 use rstest::rstest;
 use std::time::{Duration, Instant};
+use subagent_link::GatewayMessage;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn c48_a_cancelled_turn_keeps_its_partial_output() {
@@ -19,6 +20,19 @@ async fn c48_a_cancelled_turn_keeps_its_partial_output() {
     assert!(ended.status.success());
     assert!(asked.elapsed() < Duration::from_secs(2), "an agent that answers and ends costs no grace");
     assert_eq!(ended.report.snapshot.turns[0].stop_reason.as_deref(), Some("Aborted"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c57_a_deadlines_stop_names_the_deadline() {
+    let attempt = run("!hang").start().await;
+    attempt.first("prompt");
+    attempt.gateway.say(GatewayMessage::Cancel { reason: "DeadlineExceeded".into() });
+    let ended = attempt.finish().await;
+    // The controller knows better than the worker why; what is reported stays what it was.
+    assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
+    let own: Vec<_> = ended.transcript.lines().filter(|line| line.starts_with("worker: ")).collect();
+    assert!(own.iter().any(|line| line.contains("activeDeadlineSeconds is over")), "{own:?}");
+    assert!(!own.iter().any(|line| line.to_ascii_lowercase().contains("cancelled")), "{own:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

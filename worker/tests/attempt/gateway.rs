@@ -138,7 +138,7 @@ impl Gateway {
     pub fn cancel(&self) {
         let mut state = self.shared.lock();
         state.cancelled = true;
-        state.say(GatewayMessage::Cancel);
+        state.say(GatewayMessage::Cancel { reason: String::new() });
     }
 
     /// Drops the connection without a word.
@@ -263,7 +263,7 @@ impl State {
             answers.extend(self.assignment.clone().map(|assignment| GatewayMessage::Assignment(Box::new(assignment))));
         }
         if self.cancelled {
-            answers.push(GatewayMessage::Cancel);
+            answers.push(GatewayMessage::Cancel { reason: String::new() });
         }
         (answers, true)
     }

@@ -205,7 +205,7 @@ async fn r17_a_report_for_a_run_that_was_created_again_is_refused() {
         // The deletion may have been forwarded as a cancel first.
         worker.say(&final_report(1, "old", "t")).await;
         match worker.next().await {
-            crate::worker::Heard::Message(subagent_link::GatewayMessage::Cancel) => {}
+            crate::worker::Heard::Message(subagent_link::GatewayMessage::Cancel { .. }) => {}
             crate::worker::Heard::Message(subagent_link::GatewayMessage::Refused { reason, retry, .. }) => {
                 assert_eq!((reason, retry), (RefusalReason::NotCurrent, false));
                 break;

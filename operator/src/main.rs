@@ -30,7 +30,11 @@ enum Command {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let Cli { settings, command } = Cli::parse();
-    let filter = EnvFilter::try_new(&settings.log).context("SUBAGENT_LOG")?;
+    let mut filter = EnvFilter::try_new(&settings.log).context("SUBAGENT_LOG")?;
+    // Its warnings hold the whole text of what does not decode, and so prompts; ours name the object and the mistake.
+    if !settings.log.contains("kube_client") {
+        filter = filter.add_directive("kube_client::client=error".parse().context("log filter")?);
+    }
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if settings.log_format == "json" {
         log.json().init()

@@ -26,6 +26,8 @@ const AGENT_FIELDS: &[&str] =
 /// Variables that tell the worker where to look, for workers outside a pod. Its log level is anybody's.
 const WORKER_VARIABLES: &str = "SUBAGENT_WORKER_";
 const WORKER_LOG: &str = "SUBAGENT_WORKER_LOG";
+/// How the names of the operator's volumes begin: the worker's binary, its configuration and its token are in them.
+const VOLUMES: &str = "subagents-";
 
 /// Checks a template.
 ///
@@ -34,6 +36,7 @@ const WORKER_LOG: &str = "SUBAGENT_WORKER_LOG";
 pub fn check(template: &Value) -> Result<(), TemplateError> {
     shape(template)?;
     let spec = &template["spec"];
+    types(template)?;
     pod(spec)?;
     let Some(agent) = agent(template) else {
         return error(".spec.containers", "no container is named \"agent\"", "name the agent's container agent");
@@ -46,7 +49,7 @@ pub fn check(template: &Value) -> Result<(), TemplateError> {
     }
     for volume in spec["volumes"].as_array().into_iter().flatten() {
         let name = volume["name"].as_str().unwrap_or_default();
-        if name.starts_with("subagents-") {
+        if name.starts_with(VOLUMES) {
             let field = format!(".spec.volumes[{name}]");
             return error(&field, "names that start with subagents- are the operator's", "choose another name");
         }
@@ -80,6 +83,76 @@ fn shape(template: &Value) -> Result<(), TemplateError> {
         }
     }
     Ok(())
+}
+
+/// What the operator reads or adds to must have the type that the API gives it: anything else would be replaced before the
+/// API server sees it, and so be dropped in silence (contract c7).
+fn types(template: &Value) -> Result<(), TemplateError> {
+    let typed = |at: &str, object: &Value, fields: &[(&str, Type)]| {
+        let wrong = fields.iter().find(|(field, type_)| !type_.holds(&object[*field]));
+        wrong.map_or(Ok(()), |(field, type_)| error(&format!("{at}.{field}"), type_.problem(), "write it as such"))
+    };
+    typed("", template, &[("metadata", Type::Object), ("spec", Type::Object)])?;
+    typed(".metadata", &template["metadata"], &[("labels", Type::Object), ("annotations", Type::Object)])?;
+    let spec = &template["spec"];
+    typed(".spec", spec, POD_TYPES)?;
+    for list in ["initContainers", "containers"] {
+        for (index, container) in spec[list].as_array().into_iter().flatten().enumerate() {
+            let name = container["name"].as_str().map_or_else(|| index.to_string(), ToOwned::to_owned);
+            typed(&format!(".spec.{list}[{name}]"), container, CONTAINER_TYPES)?;
+        }
+    }
+    Ok(())
+}
+
+/// A type of JSON. An absent field has any.
+#[derive(Clone, Copy)]
+enum Type {
+    List,
+    Object,
+    Text,
+    Integer,
+}
+
+const POD_TYPES: &[(&str, Type)] = &[
+    ("containers", Type::List),
+    ("initContainers", Type::List),
+    ("volumes", Type::List),
+    ("securityContext", Type::Object),
+    ("terminationGracePeriodSeconds", Type::Integer),
+];
+const CONTAINER_TYPES: &[(&str, Type)] = &[
+    ("name", Type::Text),
+    ("command", Type::List),
+    ("args", Type::List),
+    ("env", Type::List),
+    ("volumeMounts", Type::List),
+    ("volumeDevices", Type::List),
+    ("workingDir", Type::Text),
+    ("terminationMessagePath", Type::Text),
+    ("securityContext", Type::Object),
+    ("resources", Type::Object),
+];
+
+impl Type {
+    fn holds(self, value: &Value) -> bool {
+        value.is_null()
+            || match self {
+                Self::List => value.is_array(),
+                Self::Object => value.is_object(),
+                Self::Text => value.is_string(),
+                Self::Integer => value.is_i64(),
+            }
+    }
+
+    fn problem(self) -> &'static str {
+        match self {
+            Self::List => "is not a list",
+            Self::Object => "is not an object",
+            Self::Text => "is not a string",
+            Self::Integer => "is not an integer",
+        }
+    }
 }
 
 fn pod(spec: &Value) -> Result<(), TemplateError> {
@@ -132,6 +205,10 @@ fn agent_container(agent: &Value) -> Result<(), TemplateError> {
     if agent["workingDir"].as_str().is_some_and(|dir| !dir.is_empty() && !dir.starts_with('/')) {
         return error(".spec.containers[agent].workingDir", "is not absolute", "write an absolute path");
     }
+    if agent["workingDir"].as_str().is_some_and(|dir| dir.starts_with('/') && is_pod_dir(dir)) {
+        let field = ".spec.containers[agent].workingDir";
+        return error(field, "the folder /subagents is the operator's", "use another path");
+    }
     for variable in agent["env"].as_array().into_iter().flatten() {
         let name = variable["name"].as_str().unwrap_or_default();
         if name.starts_with(WORKER_VARIABLES) && name != WORKER_LOG {
@@ -157,6 +234,11 @@ fn container(list: &str, container: &Value) -> Result<(), TemplateError> {
             "remove it",
         );
     }
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    let mut mounted = mounts.filter_map(|mount| mount["name"].as_str());
+    if let Some(volume) = mounted.find(|name| name.starts_with(VOLUMES)) {
+        return error(&format!("{at}.volumeMounts[{volume}]"), "the volume is the operator's", "remove it");
+    }
     let paths = [("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")].into_iter().flat_map(|(list, key)| {
         let items = container[list].as_array().into_iter().flatten();
         items.filter_map(move |item| Some((list, item[key].as_str()?)))
@@ -168,8 +250,18 @@ fn container(list: &str, container: &Value) -> Result<(), TemplateError> {
     Ok(())
 }
 
-/// True for the worker's folder, what is in it, and what would hide it, however the path is written.
+/// True for the worker's folder, what is in it, and what would hide it.
 fn covers_pod_dir(path: &str) -> bool {
+    normal(path).is_empty() || is_pod_dir(path)
+}
+
+/// True for the worker's folder and what is in it.
+fn is_pod_dir(path: &str) -> bool {
+    normal(path).first() == Some(&subagent_link::POD_DIR.trim_start_matches('/'))
+}
+
+/// The parts of a path, however it is written.
+fn normal(path: &str) -> Vec<&str> {
     let mut parts: Vec<&str> = vec![];
     for part in path.split('/') {
         match part {
@@ -178,7 +270,7 @@ fn covers_pod_dir(path: &str) -> bool {
             part => parts.push(part),
         }
     }
-    parts.first().is_none_or(|first| *first == subagent_link::POD_DIR.trim_start_matches('/'))
+    parts
 }
 
 /// The container that runs the agent.
@@ -224,6 +316,17 @@ mod tests {
     #[case::no_command("/spec/containers/0/command", json!([]), "containers[agent].command")]
     #[case::no_agent("/spec/containers/0/name", json!("other"), "no container is named \"agent\"")]
     #[case::relative("/spec/containers/0/workingDir", json!("work"), "containers[agent].workingDir")]
+    #[case::args("/spec/containers/0/args", json!("acp"), "containers[agent].args: is not a list")]
+    #[case::command("/spec/containers/0/command", json!("acp"), "containers[agent].command: is not a list")]
+    #[case::mounts("/spec/containers/0/volumeMounts", json!("y"), "containers[agent].volumeMounts: is not a list")]
+    #[case::directory("/spec/containers/0/workingDir", json!(7), "containers[agent].workingDir: is not a string")]
+    #[case::volumes("/spec/volumes", json!("x"), "spec.template.spec.volumes: is not a list")]
+    #[case::init_containers("/spec/initContainers", json!("x"), "spec.template.spec.initContainers: is not a list")]
+    #[case::grace("/spec/terminationGracePeriodSeconds", json!("9"), "terminationGracePeriodSeconds: is not an integer")]
+    #[case::labels("/metadata", json!({"labels": "x"}), "spec.template.metadata.labels: is not an object")]
+    #[case::init_environment("/spec/initContainers", json!([{"name": "c", "env": {}}]), "initContainers[c].env: is not a list")]
+    #[case::link_volume("/spec/initContainers", json!([{"name": "c", "volumeMounts": [{"name": "subagents-link", "mountPath": "/l"}]}]), "initContainers[c].volumeMounts[subagents-link]")]
+    #[case::in_pod_dir("/spec/containers/0/workingDir", json!("//subagents/link"), "containers[agent].workingDir")]
     #[case::volume("/spec/volumes", json!([{"name": "subagents-link"}]), "volumes[subagents-link]")]
     #[case::init("/spec/initContainers", json!([{"name": "subagent-worker"}]), "initContainers[subagent-worker]")]
     fn n7_n8_a_template_that_takes_the_agent_away_is_refused(

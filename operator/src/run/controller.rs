@@ -102,6 +102,8 @@ fn run_facts(run: &SubagentRun) -> Option<u64> {
     run.metadata.generation.hash(&mut hasher);
     run.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     run.annotations().get(names::RELEASE_ANNOTATION).hash(&mut hasher);
+    // `kubectl replace` with a plain manifest takes it off, and changes no generation.
+    run.finalizers().iter().any(|name| name == names::RUN_FINALIZER).hash(&mut hasher);
     let report = run.status.as_ref().and_then(|status| status.report.as_ref());
     report.map(|report| (&report.pod_uid, report.attempt, report.seq)).hash(&mut hasher);
     Some(hasher.finish())

@@ -111,20 +111,26 @@ pub fn next(world: &World, now: Timestamp) -> Step {
     let run = &world.run;
     let status = run.status.clone().unwrap_or_default();
     let deleting = run.metadata.deletion_timestamp.is_some();
-    if deleting && !has_finalizer(run) {
-        return Step::Wait(None);
-    }
+    let step = decide(world, &status, now);
+    // Somebody took our finalizer off, and another's still holds the run: it is stopped and settled all the same.
+    let lets_go = matches!(step, Step::AddFinalizer | Step::ReleaseRun);
+    if deleting && !has_finalizer(run) && lets_go { Step::Wait(None) } else { step }
+}
+
+fn decide(world: &World, status: &SubagentRunStatus, now: Timestamp) -> Step {
+    let run = &world.run;
+    let deleting = run.metadata.deletion_timestamp.is_some();
     if status.phase.is_some_and(|phase| phase.is_terminal()) {
-        return descendants::first(world, &status, after_end(world, &status, now), now);
+        return descendants::first(world, status, after_end(world, status, now), now);
     }
     if status.attempt.is_none() {
-        return before_acceptance(world, &status, now);
+        return before_acceptance(world, status, now);
     }
     if !deleting && !has_finalizer(run) {
         // Somebody took it off by hand; without it the run could go before its pod.
         return Step::AddFinalizer;
     }
-    descendants::first(world, &status, during(world, &status, now), now)
+    descendants::first(world, status, during(world, status, now), now)
 }
 
 fn has_finalizer(run: &SubagentRun) -> bool {

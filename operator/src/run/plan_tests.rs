@@ -624,6 +624,24 @@ fn s8_a_finalizer_that_was_taken_off_is_put_back_while_the_run_lives() {
     assert_eq!(next(&world, at(5)), Step::AddFinalizer);
 }
 
+/// Another's finalizer holds the run when ours was taken off: it is stopped and settled like any other.
+#[test]
+fn s8_a_deleted_run_without_our_finalizer_still_settles() {
+    let mut world =
+        world(run(merged(deleted_run(), json!({"metadata": {"finalizers": ["a.b/keep"]}}))), Some(running()));
+    assert_eq!(settle(&mut world, at(6)), Step::DeletePod);
+    world.pod = Some(exited());
+    settle(&mut world, at(7));
+    let status = world.run.status.clone().unwrap();
+    assert_eq!((status.phase, stopped(&status).map(|(is, _)| is)), (Some(Phase::Cancelled), Some("True")));
+    world.pod = None;
+    assert_eq!(settle(&mut world, at(8)), Step::Wait(None), "not ours to let go");
+}
+
+fn deleted_run() -> Value {
+    merged(with_pod(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:05Z"}}))
+}
+
 #[test]
 fn r4_a_pod_deleted_gracefully_before_its_turn_starts_again() {
     let last = json!({"status": {"report": {"podUID": "pod-uid", "attempt": 1, "seq": 1, "stage": "Initialize", "turnCount": 0,

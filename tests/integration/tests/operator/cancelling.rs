@@ -7,7 +7,7 @@ use crate::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
 use rstest::rstest;
@@ -306,6 +306,32 @@ async fn s8_a_pod_without_its_labels_is_stopped_like_any_other() {
     let bare = json!({"metadata": {"labels": null}});
     let pod = pods.patch(&pod_name(&run, 1), &PatchParams::default(), &Patch::Merge(&bare)).await.expect("a patch");
     assert!(pod.labels().is_empty());
+    world.delete_run("run").await;
+    world.gone("run").await;
+    world.event("run", "cancel", "").await;
+    world.node.worker(&pod_name(&run, 1)).await.exit().await;
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// S8: `kubectl replace` with the manifest the run was made of takes its finalizer off, and changes no generation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s8_a_replaced_run_gets_its_finalizer_back() {
+    let world = World::new("replaced").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    let run = world.run("run", "provider", "!hang").await;
+    world.event("run", "prompt", "").await;
+    let runs = world.namespace.api::<SubagentRun>();
+    let plain = world.make_run("run", "provider", "!hang");
+    let replaced = runs.replace("run", &PostParams::default(), &plain).await.expect("a replaced run");
+    assert!(replaced.finalizers().is_empty());
+    let held = async || match runs.get("run").await {
+        Ok(run) if !run.finalizers().is_empty() => Ok(()),
+        other => Err(format!("{:?}", other.map(|run| run.metadata))),
+    };
+    world.namespace.eventually("the finalizer is back", LIMIT, held).await;
     world.delete_run("run").await;
     world.gone("run").await;
     world.event("run", "cancel", "").await;

@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 
 use crate::rules::sources;
-use patch::Patch;
+use patch::{Patch, Red};
 use programs::{Found, Program};
 use scratch::Scratch;
 use verdict::Verdict;
@@ -26,23 +26,24 @@ const FOLDER: &str = "tests/sabotage";
 /// Checks without compiling: every patch is well-formed, applies, and names tests that exist.
 ///
 /// # Errors
-/// The first patch that is not so, and why.
+/// The patches that are not so, each with why.
 pub fn check() -> anyhow::Result<()> {
     let root = root()?;
     let folders = programs::folders(&root)?;
     let tests = sources::tests(&root)?;
+    let exists = |red: &Red| -> anyhow::Result<()> {
+        let folder = folders.get(&red.package).with_context(|| format!("there is no package {}", red.package))?;
+        let mut own = tests.iter().filter(|test| root.join(&test.file).starts_with(folder));
+        let found = own.any(|test| red.test.split("::").any(|segment| segment == test.name));
+        ensure!(found, "there is no test {} in {}", red.test, red.package);
+        Ok(())
+    };
+    let mut bad = Vec::new();
     for patch in patches(&root, &[])? {
-        let in_patch = || format!("{FOLDER}/{}.patch", patch.name);
-        scratch::applies(&root, &patch.file).with_context(in_patch)?;
-        for red in &patch.red {
-            let folder = folders.get(&red.package).with_context(in_patch);
-            let folder = folder.with_context(|| format!("no package {}", red.package))?;
-            let exists = tests.iter().any(|test| {
-                root.join(&test.file).starts_with(folder) && red.test.split("::").any(|segment| segment == test.name)
-            });
-            ensure!(exists, "{}: no test {} in {}", in_patch(), red.test, red.package);
-        }
+        let all = std::iter::once(scratch::applies(&root, &patch.file)).chain(patch.red.iter().map(exists));
+        bad.extend(all.filter_map(|result| result.err().map(|error| format!("{}: {error:#}", patch.name))));
     }
+    ensure!(bad.is_empty(), "patches in {FOLDER}:\n  {}", bad.join("\n  "));
     Ok(())
 }
 
@@ -118,29 +119,31 @@ fn patches(root: &Path, names: &[String]) -> anyhow::Result<Vec<Patch>> {
     Ok(patches)
 }
 
-/// Where each named test is, by package and the name that patches use.
-type Named = BTreeMap<(String, String), Found>;
+/// Where each named test is, or why it says nothing; by package and the name that patches use.
+type Named = BTreeMap<Red, Result<Found, String>>;
 
-/// Builds the test programs of all packages that patches name and demands that the named tests are green.
+/// Builds the test programs of all packages that patches name, and runs the named tests: only those that are green say
+/// anything under a patch.
 fn without_patches(scratch: &Scratch, patches: &[Patch]) -> anyhow::Result<Named> {
-    let wanted: BTreeSet<_> = patches.iter().flat_map(|patch| &patch.red).collect();
-    let packages: BTreeSet<_> = wanted.iter().map(|red| red.package.clone()).collect();
+    let wanted: BTreeSet<&Red> = patches.iter().flat_map(|patch| &patch.red).collect();
+    let packages: BTreeSet<&str> = wanted.iter().map(|red| red.package.as_str()).collect();
     let mut named = Named::new();
     for package in packages {
         eprintln!(":: building the tests of {package}");
-        let programs = programs::build(scratch, &package, &[])?;
+        let programs = programs::build(scratch, package, &[])?;
         for red in wanted.iter().filter(|red| red.package == package) {
-            let found = programs::find(&programs, &red.test).with_context(|| package.clone())?;
-            named.insert((package.clone(), red.test.clone()), found);
+            named.insert((*red).clone(), programs::find(&programs, &red.test).map_err(|error| format!("{error:#}")));
         }
     }
-    eprintln!(":: {} tests without a patch", named.len());
-    let all: Vec<_> = named.values().collect();
-    let verdicts = verdict::together(scratch, &all);
-    let bad: Vec<_> = all.iter().zip(&verdicts).filter(|(_, verdict)| **verdict != Verdict::Green).collect();
-    if !bad.is_empty() {
-        let lines: Vec<_> = bad.iter().map(|(found, verdict)| format!("{}: {verdict}", found.test)).collect();
-        bail!("not green without a patch:\n  {}", lines.join("\n  "));
+    let found: Vec<Found> = named.values().flatten().cloned().collect();
+    eprintln!(":: running {} tests without a patch", found.len());
+    let mut verdicts = verdict::together(scratch, &found.iter().collect::<Vec<_>>()).into_iter();
+    for test in named.values_mut().filter(|test| test.is_ok()) {
+        match verdicts.next() {
+            Some(Verdict::Green) => {}
+            Some(verdict) => *test = Err(format!("not green without a patch: {verdict}")),
+            None => *test = Err("it did not run".to_owned()),
+        }
     }
     Ok(named)
 }
@@ -166,19 +169,30 @@ impl std::fmt::Display for Line {
 }
 
 fn with_patch(scratch: &Scratch, patch: &Patch, named: &Named) -> anyhow::Result<Vec<Line>> {
-    let applied = scratch.apply(&patch.file)?;
+    let applied = match scratch.apply(&patch.file) {
+        Ok(applied) => applied,
+        Err(error) => return Ok(patch.red.iter().map(|red| broken(red, &format!("{error:#}"))).collect()),
+    };
     let mut found = Vec::new();
     let mut lines = Vec::new();
     for package in patch.red_packages() {
-        let reds: Vec<_> = patch.red.iter().filter(|red| red.package == package).collect();
-        let before: Vec<&Found> = reds.iter().map(|red| &named[&(package.clone(), red.test.clone())]).collect();
-        let programs: Vec<&Program> = before.iter().map(|found| &found.program).collect();
+        let mut green = Vec::new();
+        for red in patch.red.iter().filter(|red| red.package == package) {
+            match &named[red] {
+                Ok(test) => green.push((red, test)),
+                Err(why) => lines.push(broken(red, why)),
+            }
+        }
+        if green.is_empty() {
+            continue;
+        }
+        let programs: Vec<&Program> = green.iter().map(|(_, test)| &test.program).collect();
         let built = programs::build(scratch, &package, &programs);
-        for red in reds {
+        for (red, _) in green {
             match built.as_ref().map(|programs| programs::find(programs, &red.test)) {
                 Ok(Ok(test)) => found.push(test),
-                Ok(Err(error)) => lines.push(broken(&red.test, &error)),
-                Err(error) => lines.push(broken(&red.test, error)),
+                Ok(Err(error)) => lines.push(broken(red, &format!("{error:#}"))),
+                Err(error) => lines.push(broken(red, &format!("{error:#}"))),
             }
         }
     }
@@ -192,15 +206,17 @@ fn with_patch(scratch: &Scratch, patch: &Patch, named: &Named) -> anyhow::Result
     Ok(lines)
 }
 
-fn broken(test: &str, error: &anyhow::Error) -> Line {
-    Line { test: test.to_owned(), verdict: Verdict::Broken(format!("{error:#}")), seconds: 0.0 }
+fn broken(red: &Red, why: &str) -> Line {
+    Line { test: red.test.clone(), verdict: Verdict::Broken(why.to_owned()), seconds: 0.0 }
 }
 
 /// One test of each package.
 fn first_of_each(named: &Named) -> BTreeMap<&str, &Found> {
     let mut first = BTreeMap::new();
-    for ((package, _), found) in named {
-        first.entry(package.as_str()).or_insert(found);
+    for (red, found) in named {
+        if let Ok(found) = found {
+            first.entry(red.package.as_str()).or_insert(found);
+        }
     }
     first
 }

@@ -55,8 +55,9 @@ async fn d5_a_token_taken_out_of_its_pod_opens_no_other_run_and_ends_with_the_po
     in_namespace("tokens", async |ns| {
         let collector = collector();
         ns.provider(&ScriptedProvider::default().reporting_to(collector.address())).await;
-        // The agent shares the worker's container and can read its token: here it gives it away.
-        let (steals, works) = ("!read /subagents/link/token\n!gate open\n!say mine", "!gate open\n!say untouched");
+        // The agent shares the worker's container and can read its token: here it gives it away, on a whole line.
+        let (steals, works) =
+            ("!read /subagents/link/token\n!say \\n\n!gate open\n!say mine", "!gate open\n!say untouched");
         let thief = ns.create(&run("thief", steals)).await;
         let victim = ns.create(&run("victim", works)).await;
         for script in [steals, works] {

@@ -572,6 +572,20 @@ fn r4_an_attempt_lost_before_its_turn_starts_again_after_the_proof(
     assert_eq!(next(&world, at(6)), Step::CreatePod);
 }
 
+/// c36: as long as anything of the old pod may run, nothing new is opened.
+#[test]
+fn r4_no_attempt_is_opened_while_something_of_the_old_one_runs() {
+    let container = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+    let both = json!([{"name": "agent"}, {"name": "sidecar"}]);
+    let statuses = json!([
+        container("agent", json!({"terminated": {"exitCode": 137}})),
+        container("sidecar", json!({"running": {}})),
+    ]);
+    let extra = json!({"spec": {"containers": both}, "status": {"containerStatuses": statuses}});
+    let world = world(run(with_pod()), Some(pod(json!({}), extra)));
+    assert_eq!(next(&world, at(5)), Step::DeletePod, "the sidecar is stopped first");
+}
+
 #[rstest]
 #[case::turn_began(report(json!({})), 5, "WorkerLost")]
 #[case::too_late(json!({}), 600, "StartDeadlineExceeded")]

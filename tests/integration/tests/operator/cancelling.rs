@@ -324,8 +324,13 @@ async fn s8_a_replaced_run_gets_its_finalizer_back() {
     let run = world.run("run", "provider", "!hang").await;
     world.event("run", "prompt", "").await;
     let runs = world.namespace.api::<SubagentRun>();
-    let plain = world.make_run("run", "provider", "!hang");
-    let replaced = runs.replace("run", &PostParams::default(), &plain).await.expect("a replaced run");
+    let replace = async || {
+        let mut plain = world.make_run("run", "provider", "!hang");
+        // As kubectl does.
+        plain.metadata.resource_version = runs.get("run").await.map_err(|error| error.to_string())?.resource_version();
+        runs.replace("run", &PostParams::default(), &plain).await.map_err(|error| error.to_string())
+    };
+    let replaced = world.namespace.eventually("a replaced run", LIMIT, replace).await;
     assert!(replaced.finalizers().is_empty());
     let held = async || match runs.get("run").await {
         Ok(run) if !run.finalizers().is_empty() => Ok(()),

@@ -6,6 +6,7 @@ pub mod announcements;
 pub mod api;
 pub mod archive;
 pub mod context;
+pub mod decoding;
 pub mod gateway;
 pub mod http;
 pub mod lease;

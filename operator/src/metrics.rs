@@ -54,6 +54,13 @@ pub struct FinishedLabels {
     pub reason: &'static str,
 }
 
+/// Labels of objects that do not decode.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct UndecodableLabels {
+    /// Their kind.
+    pub kind: String,
+}
+
 /// Every metric of one operator process.
 #[derive(Debug)]
 pub struct Metrics {
@@ -75,6 +82,8 @@ pub struct Metrics {
     pub reconcile_seconds: Family<ControllerLabels, Histogram>,
     /// Successful creates, updates, patches and deletes.
     pub writes: Family<WriteLabels, Counter>,
+    /// Objects found not to decode; counted once, and again when another field of it does not (pitfall C1).
+    pub undecodable_objects: Family<UndecodableLabels, Counter>,
     /// 1 while this replica leads, else 0.
     pub leader: Gauge,
     /// Runs whose terminal phase was stored; counted on the stored transition only (pitfall T8).
@@ -109,6 +118,7 @@ impl Metrics {
             reconciles: Family::default(),
             reconcile_seconds: Family::new_with_constructor(seconds),
             writes: Family::default(),
+            undecodable_objects: Family::default(),
             leader: Gauge::default(),
             runs_finished: Family::default(),
             run_settle_seconds: seconds(),
@@ -131,6 +141,11 @@ impl Metrics {
         registry.register("reconciles", "Reconciles by outcome", metrics.reconciles.clone());
         registry.register("reconcile_seconds", "Time a reconcile took", metrics.reconcile_seconds.clone());
         registry.register("writes", "Successful writes to the API server", metrics.writes.clone());
+        registry.register(
+            "undecodable_objects",
+            "Objects that were found not to decode",
+            metrics.undecodable_objects.clone(),
+        );
         registry.register("leader", "1 while this replica leads", metrics.leader.clone());
         registry.register("runs_finished", "Runs that reached a terminal phase", metrics.runs_finished.clone());
         registry.register(
@@ -166,6 +181,11 @@ impl Metrics {
     /// Counts a successful write.
     pub fn wrote(&self, controller: &'static str, kind: &'static str) {
         self.writes.get_or_create(&WriteLabels { controller, kind }).inc();
+    }
+
+    /// Counts an object that was found not to decode.
+    pub fn undecodable(&self, kind: &str) {
+        self.undecodable_objects.get_or_create(&UndecodableLabels { kind: kind.to_owned() }).inc();
     }
 
     /// Counts a run whose terminal phase was stored.

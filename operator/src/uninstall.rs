@@ -5,6 +5,7 @@
 
 use crate::{
     api::{self, WriteError},
+    decoding::Guarded,
     pod::observe::{Node, observe},
     run::apply::{release_pod, release_run},
     settings::Settings,
@@ -18,7 +19,6 @@ use k8s_openapi::{
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams},
-    core::DeserializeGuard,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub async fn run(client: Client, settings: &Settings, deployment: &str) -> anyho
     end_operator(&client, &settings.pod_namespace, deployment).await.context("ending the operator")?;
     let (mut released, mut live) = (0, 0);
     for scope in Scope::of(&settings.namespaces()) {
-        let runs: Api<DeserializeGuard<SubagentRun>> = match &scope {
+        let runs: Api<Guarded<SubagentRun>> = match &scope {
             Scope::Cluster => Api::all(client.clone()),
             Scope::Namespace(namespace) => Api::namespaced(client.clone(), namespace),
         };
@@ -103,7 +103,7 @@ enum Left {
     Live { namespace: String, name: String, phase: String },
 }
 
-fn left(guard: DeserializeGuard<SubagentRun>) -> Option<Left> {
+fn left(guard: Guarded<SubagentRun>) -> Option<Left> {
     let held = |finalizers: &Option<Vec<String>>| finalizers.iter().flatten().any(|name| name == names::RUN_FINALIZER);
     let live = |metadata: &kube::api::ObjectMeta, phase: &str| Left::Live {
         namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -121,7 +121,7 @@ fn left(guard: DeserializeGuard<SubagentRun>) -> Option<Left> {
             }
             Some(live(&run.metadata, status.phase.map_or("Pending", Phase::as_str)))
         }
-        Err(invalid) if held(&invalid.metadata.finalizers) => Some(live(&invalid.metadata, "undecodable")),
+        Err(undecodable) if held(&undecodable.metadata.finalizers) => Some(live(&undecodable.metadata, "undecodable")),
         Err(_) => None,
     }
 }

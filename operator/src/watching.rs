@@ -1,12 +1,12 @@
 //! Watches: each kind on its own stream, with backoff, without what nobody reads. An object that does not decode is
 //! reported and skipped; it does not stop the others (pitfall C1).
 
-use crate::context::Context;
+use crate::{context::Context, decoding::Guarded};
 use futures::{Stream, StreamExt, TryStreamExt, future::ready};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Resource,
-    core::{DeserializeGuard, error_boundary::InvalidObject},
+    Api, Resource, ResourceExt,
+    api::ObjectMeta,
     runtime::{
         PredicateConfig, WatchStreamExt,
         events::{self, EventType, Recorder},
@@ -15,7 +15,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use std::{fmt::Debug, hash::Hash};
+use std::{collections::HashMap, fmt::Debug, hash::Hash};
 use subagent_crds::conditions;
 
 /// Longest note of an Event that is still sent whole: the API server takes 1024 bytes.
@@ -78,87 +78,125 @@ fn watch<K: Watched>(
     context: &Context,
     scope: &Scope,
     config: watcher::Config,
+    undecodable: Option<impl Fn(&ObjectMeta) + Send + 'static>,
 ) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static {
-    let api: Api<DeserializeGuard<K>> = match scope {
+    let api: Api<Guarded<K>> = match scope {
         Scope::Cluster => Api::all(context.client.clone()),
         Scope::Namespace(namespace) => Api::namespaced(context.client.clone(), namespace),
     };
-    let recorder = context.recorder.clone();
-    watcher::watcher(api, config).default_backoff().try_filter_map(move |event| ready(Ok(decoded(event, &recorder))))
+    let mut guard = Guard { context: context.clone(), known: HashMap::new(), undecodable };
+    watcher::watcher(api, config).default_backoff().try_filter_map(move |event| ready(Ok(guard.decoded(event))))
 }
 
-fn decoded<K: Watched>(event: Event<DeserializeGuard<K>>, recorder: &Recorder) -> Option<Event<K>> {
-    let decode = |guard: DeserializeGuard<K>| match guard.0 {
-        Ok(object) => Some(object),
-        Err(invalid) => {
+/// What a watch knows of objects that do not decode.
+struct Guard<F> {
+    context: Context,
+    /// How each does not decode, by UID: it is reported when that changes, not with each of its events.
+    known: HashMap<String, String>,
+    /// Hears of each event of one; none when another watch reports the kind.
+    undecodable: Option<F>,
+}
+
+impl<F: Fn(&ObjectMeta)> Guard<F> {
+    fn decoded<K: Watched>(&mut self, event: Event<Guarded<K>>) -> Option<Event<K>> {
+        Some(match event {
+            Event::Apply(object) => Event::Apply(self.check(object)?),
+            Event::InitApply(object) => Event::InitApply(self.check(object)?),
+            Event::Delete(object) => {
+                self.known.remove(&object.uid().unwrap_or_default());
+                if let (Err(undecodable), Some(hears)) = (&object.0, &self.undecodable) {
+                    hears(&undecodable.metadata);
+                }
+                Event::Delete(object.0.ok()?)
+            }
+            Event::Init => Event::Init,
+            Event::InitDone => Event::InitDone,
+        })
+    }
+
+    fn check<K: Watched>(&mut self, object: Guarded<K>) -> Option<K> {
+        let uid = object.uid().unwrap_or_default();
+        let undecodable = match object.0 {
+            Ok(object) => {
+                self.known.remove(&uid);
+                return Some(object);
+            }
+            Err(undecodable) => undecodable,
+        };
+        let hears = self.undecodable.as_ref()?;
+        hears(&undecodable.metadata);
+        if self.known.insert(uid, undecodable.how.clone()).as_ref() != Some(&undecodable.how) {
             tracing::warn!(
                 kind = %K::kind(&()),
-                namespace = invalid.metadata.namespace.as_deref().unwrap_or_default(),
-                name = invalid.metadata.name.as_deref().unwrap_or_default(),
-                error = invalid.error,
+                namespace = undecodable.metadata.namespace.as_deref().unwrap_or_default(),
+                name = undecodable.metadata.name.as_deref().unwrap_or_default(),
+                error = undecodable.how,
                 "an object does not decode and is left alone; correct or delete it"
             );
-            tell::<K>(recorder.clone(), invalid);
-            None
+            self.context.metrics.undecodable(&K::kind(&()));
+            let note =
+                format!("this object does not decode and is left alone; correct or delete it: {}", undecodable.how);
+            warn::<K>(&self.context.recorder, &undecodable.metadata, "Undecodable", &note);
         }
-    };
-    Some(match event {
-        Event::Apply(guard) => Event::Apply(decode(guard)?),
-        Event::Delete(guard) => Event::Delete(decode(guard)?),
-        Event::InitApply(guard) => Event::InitApply(decode(guard)?),
-        Event::Init => Event::Init,
-        Event::InitDone => Event::InitDone,
-    })
+        None
+    }
 }
 
-/// Says it on the object itself, where its owner looks: its status cannot be written. Best effort, beside the stream.
-fn tell<K: Watched>(recorder: Recorder, invalid: InvalidObject) {
+/// A Warning on an object that does not decode, where its owner looks: its status cannot be written. Best effort, beside
+/// the caller.
+pub fn warn<K: Watched>(recorder: &Recorder, metadata: &ObjectMeta, reason: &str, note: &str) {
     let object = ObjectReference {
         api_version: Some(K::api_version(&()).into_owned()),
         kind: Some(K::kind(&()).into_owned()),
-        namespace: invalid.metadata.namespace,
-        name: invalid.metadata.name,
-        uid: invalid.metadata.uid,
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+        uid: metadata.uid.clone(),
         ..ObjectReference::default()
     };
-    let note = format!("this object does not decode and is left alone; correct or delete it: {}", invalid.error);
+    let event = events::Event {
+        type_: EventType::Warning,
+        reason: reason.into(),
+        note: Some(conditions::cut(note, MAX_NOTE)),
+        action: "Decode".into(),
+        secondary: None,
+    };
+    let recorder = recorder.clone();
     tokio::spawn(async move {
-        let event = events::Event {
-            type_: EventType::Warning,
-            reason: "Undecodable".into(),
-            note: Some(conditions::cut(&note, MAX_NOTE)),
-            action: "Decode".into(),
-            secondary: None,
-        };
         if let Err(error) = recorder.publish(&event, &object).await {
             tracing::warn!(%error, "an Event was not published");
         }
     });
 }
 
-/// A stream of changed objects: one item per change of `facts`.
+/// A stream of changed objects: one item per change of `facts`. One that does not decode is skipped; what reports it is the
+/// cache of its own controller.
 pub fn changes<K: Watched>(
     context: &Context,
     scope: &Scope,
     config: watcher::Config,
     facts: fn(&K) -> Option<u64>,
 ) -> impl Stream<Item = Result<K, watcher::Error>> + Send + 'static {
-    watch::<K>(context, scope, config).touched_objects().predicate_filter(facts, PredicateConfig::default()).boxed()
+    watch::<K>(context, scope, config, None::<fn(&ObjectMeta)>)
+        .touched_objects()
+        .predicate_filter(facts, PredicateConfig::default())
+        .boxed()
 }
 
-/// The same with a cache of the objects, each without what `slim` takes away.
+/// The same with a cache of the objects, each without what `slim` takes away. `undecodable` hears of each event of one that
+/// does not decode; such an object is never in the stream.
 pub fn cached<K: Watched>(
     context: &Context,
     scope: &Scope,
     config: watcher::Config,
     slim: fn(&mut K),
     facts: fn(&K) -> Option<u64>,
+    undecodable: impl Fn(&ObjectMeta) + Send + 'static,
 ) -> (Store<K>, impl Stream<Item = Result<K, watcher::Error>> + Send + 'static)
 where
     K::DynamicType: Hash + Eq + Clone + Default,
 {
     let (reader, writer) = reflector::store();
-    let stream = watch::<K>(context, scope, config)
+    let stream = watch::<K>(context, scope, config, Some(undecodable))
         .modify(slim)
         .reflect(writer)
         .touched_objects()

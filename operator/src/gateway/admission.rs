@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     api::{self, ReadError},
+    decoding::{Guarded, Undecodable},
     provider::revision,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -86,8 +87,11 @@ impl Gateway {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
         let pod = api::get(&pods, &identity.pod_name).await.map_err(unavailable)?;
         let run_name = run_of(pod.as_ref(), &identity)?;
-        let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &namespace);
-        let run = api::get(&runs, &run_name).await.map_err(unavailable)?;
+        let runs: Api<Guarded<SubagentRun>> = Api::namespaced(self.client.clone(), &namespace);
+        let run = match api::get(&runs, &run_name).await.map_err(unavailable)? {
+            Some(run) => Some(run.0.map_err(|undecodable| unreadable(&namespace, &run_name, &undecodable))?),
+            None => None,
+        };
         let claim = Claim { pod_uid: identity.pod_uid, run_uid, attempt, seq };
         judge(&claim, run.as_ref())?;
         let Some(run) = run else { return Err(Refusal::later(RefusalReason::NotYet, "the run is not there")) };
@@ -113,6 +117,14 @@ impl Gateway {
         assignment::build(run, &provider, self.max_result_bytes)
             .map_err(|error| Refusal::last(RefusalReason::Invalid, error.to_string()))
     }
+}
+
+/// Never for good: a run that another version of the operator has written, in the middle of an update, must not lose its
+/// worker. It ends when the run is cancelled or deleted, with its pod.
+fn unreadable(namespace: &str, run: &str, undecodable: &Undecodable) -> Refusal {
+    let how = &undecodable.how;
+    tracing::debug!(namespace, run, how, "hello not decided: the run does not decode");
+    Refusal::later(RefusalReason::Unavailable, format!("run {run} does not decode; correct or delete it: {how}"))
 }
 
 fn unavailable(error: ReadError) -> Refusal {

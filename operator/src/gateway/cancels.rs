@@ -2,17 +2,13 @@
 //! decided (a deadline) is forwarded to the run's connection.
 
 use super::connections::Connections;
-use crate::http::Part;
+use crate::{decoding::Guarded, http::Part, run::plan::wants_stop};
 use futures::{StreamExt, TryStreamExt, future::join_all};
 use kube::{
     Api, Client, Resource,
-    api::ObjectMeta,
-    core::DeserializeGuard,
     runtime::{WatchStreamExt, watcher},
 };
-use serde::Deserialize;
 use std::{
-    borrow::Cow,
     collections::HashSet,
     sync::{
         Arc,
@@ -24,86 +20,21 @@ use subagent_crds::{Phase, Reason, SubagentRun};
 /// Runs per page of the first list: each may carry half a megabyte of prompt, and none of it is kept.
 const PAGE: u32 = 50;
 
-/// The few fields of a run that matter here. A run whose other fields do not decode is still stopped.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Glimpse {
-    #[serde(default)]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: GlimpseSpec,
-    #[serde(default)]
-    status: GlimpseStatus,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct GlimpseSpec {
-    #[serde(default)]
-    cancel: bool,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct GlimpseStatus {
-    #[serde(default)]
-    phase: Option<Phase>,
-    #[serde(default)]
-    stopping: Option<GlimpseStopping>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct GlimpseStopping {
-    #[serde(default)]
-    reason: String,
-}
-
-impl Resource for Glimpse {
-    type DynamicType = ();
-    type Scope = <SubagentRun as Resource>::Scope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        SubagentRun::kind(&())
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        SubagentRun::group(&())
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        SubagentRun::version(&())
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        SubagentRun::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
-/// Why the worker of this run is to be told to stop, if it is.
+/// Why the worker of this run is to be told to stop, if it is: the controller's recorded reason, or that of a cancel it has
+/// not recorded yet.
 pub(super) fn stop_reason(run: &SubagentRun) -> Option<String> {
     let status = run.status.as_ref();
-    let stopping = status.and_then(|status| status.stopping.as_ref()).map(|stopping| stopping.reason.as_str());
-    stops(run.spec.cancel, &run.metadata, stopping, status.and_then(|status| status.phase)).map(str::to_owned)
-}
-
-/// The controller's recorded reason, or that of a cancel it has not recorded yet.
-fn stops<'a>(cancel: bool, metadata: &ObjectMeta, stopping: Option<&'a str>, phase: Option<Phase>) -> Option<&'a str> {
-    if phase.is_some_and(Phase::is_terminal) {
+    if status.and_then(|status| status.phase).is_some_and(Phase::is_terminal) {
         return None;
     }
-    let is_cancelled = cancel || metadata.deletion_timestamp.is_some();
-    stopping.or(is_cancelled.then_some(Reason::Cancelled.as_str()))
+    let stopping = status.and_then(|status| status.stopping.as_ref()).map(|stopping| stopping.reason.clone());
+    stopping.or_else(|| wants_stop(run).then(|| Reason::Cancelled.as_str().to_owned()))
 }
 
 /// Follows the runs of these namespaces, all of them when the list is empty. Sets `ready` once every one was listed.
 /// Never ends.
 pub(super) async fn follow(client: Client, namespaces: &[String], connections: Arc<Connections>, ready: &Part) {
-    let apis: Vec<Api<DeserializeGuard<Glimpse>>> = if namespaces.is_empty() {
+    let apis: Vec<Api<Guarded<SubagentRun>>> = if namespaces.is_empty() {
         vec![Api::all(client)]
     } else {
         namespaces.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect()
@@ -117,7 +48,7 @@ pub(super) async fn follow(client: Client, namespaces: &[String], connections: A
     join_all(apis.into_iter().map(|api| follow_one(api, &connections, &listed))).await;
 }
 
-async fn follow_one(api: Api<DeserializeGuard<Glimpse>>, connections: &Connections, listed: &impl Fn()) {
+async fn follow_one(api: Api<Guarded<SubagentRun>>, connections: &Connections, listed: &impl Fn()) {
     let mut scope = Scope { connections, stopping: HashSet::new(), listing: HashSet::new() };
     let mut first = true;
     let mut events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff().boxed();
@@ -145,7 +76,7 @@ struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    fn apply(&mut self, event: watcher::Event<DeserializeGuard<Glimpse>>) {
+    fn apply(&mut self, event: watcher::Event<Guarded<SubagentRun>>) {
         match event {
             watcher::Event::Init => self.listing.clear(),
             watcher::Event::InitApply(run) => {
@@ -175,25 +106,12 @@ impl Scope<'_> {
     }
 
     /// Forwards a stop and returns the run's UID when there is one.
-    fn see(&mut self, run: DeserializeGuard<Glimpse>) -> Option<String> {
-        let run = match run.0 {
-            Ok(run) => run,
-            Err(invalid) => {
-                let name = invalid.metadata.name.as_deref().unwrap_or_default();
-                let namespace = invalid.metadata.namespace.as_deref().unwrap_or_default();
-                tracing::warn!(
-                    namespace,
-                    name,
-                    error = invalid.error,
-                    "a run does not decode; it cannot be stopped by its spec"
-                );
-                return None;
-            }
-        };
+    fn see(&mut self, run: Guarded<SubagentRun>) -> Option<String> {
+        // One that does not decode is stopped all the same.
+        let run = run.0.unwrap_or_else(|undecodable| undecodable.run());
         let uid = run.metadata.uid.clone()?;
-        let stopping = run.status.stopping.as_ref().map(|stopping| stopping.reason.as_str());
-        if let Some(reason) = stops(run.spec.cancel, &run.metadata, stopping, run.status.phase) {
-            self.connections.stop(&uid, reason);
+        if let Some(reason) = stop_reason(&run) {
+            self.connections.stop(&uid, &reason);
             Some(uid)
         } else {
             self.forget(&uid);
@@ -215,7 +133,8 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    fn glimpse(uid: &str, changes: Value) -> DeserializeGuard<Glimpse> {
+    /// A run that does not decode.
+    fn glimpse(uid: &str, changes: Value) -> Guarded<SubagentRun> {
         let mut run = json!({
             "metadata": {"name": uid, "uid": uid},
             "spec": {"description": 7, "prompt": {"text": "t"}},
@@ -231,7 +150,7 @@ mod tests {
     #[case::running(json!({}), false)]
     #[case::cancelled(json!({"spec": {"cancel": true}}), true)]
     #[case::deleted(json!({"metadata": {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}}), true)]
-    #[case::deadline(json!({"status": {"phase": "Running", "stopping": {"reason": "DeadlineExceeded"}}}), true)]
+    #[case::deadline(json!({"status": {"phase": "Running", "stopping": {"reason": "DeadlineExceeded", "at": "2026-01-01T00:00:00Z"}}}), true)]
     #[case::over(json!({"spec": {"cancel": true}, "status": {"phase": "Cancelled"}}), false)]
     #[case::without_status(json!({"status": {}, "spec": {"cancel": true}}), true)]
     fn c51_a_run_is_to_stop_when_it_is_cancelled_deleted_or_out_of_time(

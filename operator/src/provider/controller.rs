@@ -55,7 +55,7 @@ pub enum Error {
 /// Runs the controller until the token is cancelled.
 pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let (reader, providers) =
-        watching::cached::<SubagentProvider>(&context, &scope, watcher::Config::default(), slim, facts);
+        watching::cached::<SubagentProvider>(&context, &scope, watcher::Config::default(), slim, facts, |_| {});
     Controller::for_stream(providers, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .graceful_shutdown_on(async move { shutdown.cancelled().await })

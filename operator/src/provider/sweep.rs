@@ -4,13 +4,13 @@
 use crate::{
     api::{self, WriteError},
     context::Context,
+    decoding::{Guarded, Undecodable},
     watching::Scope,
 };
 use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
-    core::{DeserializeGuard, error_boundary::InvalidObject},
 };
 use serde_json::json;
 use std::{collections::HashSet, time::Duration};
@@ -71,23 +71,23 @@ pub async fn pass(context: &Context, scope: &Scope, now: Timestamp) -> Result<()
     let mut referenced = HashSet::new();
     // What an object refers to that does not decode is not known: nothing of its namespace is swept.
     let mut unknown = HashSet::new();
-    for provider in list(&scope.api::<DeserializeGuard<SubagentProvider>>(client), ListParams::default()).await? {
+    for provider in list(&scope.api::<Guarded<SubagentProvider>>(client), ListParams::default()).await? {
         match provider.0 {
             Ok(provider) => {
                 let revision = provider.status.as_ref().and_then(|status| status.revision.clone());
                 referenced.insert((provider.namespace(), revision.unwrap_or_default()));
             }
-            Err(invalid) => drop(unknown.insert(left_alone("SubagentProvider", invalid))),
+            Err(undecodable) => drop(unknown.insert(left_alone("SubagentProvider", undecodable))),
         }
     }
-    for run in list(&scope.api::<DeserializeGuard<SubagentRun>>(client), ListParams::default()).await? {
+    for run in list(&scope.api::<Guarded<SubagentRun>>(client), ListParams::default()).await? {
         match run.0 {
             Ok(run) => {
                 let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
                 let revision = descriptor.map(|descriptor| descriptor.provider_revision.clone());
                 referenced.insert((run.namespace(), revision.unwrap_or_default()));
             }
-            Err(invalid) => drop(unknown.insert(left_alone("SubagentRun", invalid))),
+            Err(undecodable) => drop(unknown.insert(left_alone("SubagentRun", undecodable))),
         }
     }
     let revisions = revisions.into_iter().filter(|revision| !unknown.contains(&revision.namespace()));
@@ -116,13 +116,13 @@ pub async fn pass(context: &Context, scope: &Scope, now: Timestamp) -> Result<()
 }
 
 /// Says which object does not decode, and gives its namespace.
-fn left_alone(kind: &str, invalid: InvalidObject) -> Option<String> {
-    let (namespace, name) = (invalid.metadata.namespace.clone(), invalid.metadata.name.unwrap_or_default());
+fn left_alone(kind: &str, undecodable: Undecodable) -> Option<String> {
+    let (namespace, name) = (undecodable.metadata.namespace, undecodable.metadata.name.unwrap_or_default());
     tracing::warn!(
         kind,
         namespace,
         name,
-        error = invalid.error,
+        error = undecodable.how,
         "an object does not decode: revisions of its namespace are not swept"
     );
     namespace

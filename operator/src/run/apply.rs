@@ -21,8 +21,9 @@ use kube::{
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions},
     core::{Request, Status},
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 use subagent_crds::{Reason, SubagentRun, SubagentRunStatus, names, report::Transcript};
 
 /// How soon a pod that found no room is tried again. Quota frees up when other pods end; nothing tells when.
@@ -86,7 +87,10 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             // Its deletion wakes the next reconcile.
             Ok(Applied::Done(None))
         }
-        Step::StopDescendants => Ok(Applied::Told(tell::stop(context, world).await)),
+        Step::StopDescendants => {
+            let found = world.family.found.as_deref().unwrap_or_default();
+            Ok(Applied::Told(tell::stop(context, run, found).await))
+        }
         Step::CreatePod => create_pod(context, world, &runs, now).await,
         Step::ArchiveLog => Ok(Applied::Log(match &world.pod {
             Some(pod) => archiving::archive_log(context, run, pod).await,
@@ -124,7 +128,10 @@ pub(crate) async fn release_pod(pods: &Api<Pod>, pod: &Pod) -> Result<(), WriteE
 ///
 /// # Errors
 /// [`WriteError`], unless the run is gone already.
-pub(crate) async fn release_run(runs: &Api<SubagentRun>, run: &SubagentRun) -> Result<(), WriteError> {
+pub(crate) async fn release_run<K>(runs: &Api<K>, run: &SubagentRun) -> Result<(), WriteError>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
     let finalizers = without(run.metadata.finalizers.clone(), names::RUN_FINALIZER);
     ignore_gone(write_finalizers(runs, run, &finalizers).await)
 }
@@ -174,9 +181,9 @@ pub(super) fn status_body(run: &SubagentRun, status: &SubagentRunStatus) -> Valu
     })
 }
 
-async fn write_finalizers<K>(api: &Api<K>, object: &K, finalizers: &[String]) -> Result<K, WriteError>
+async fn write_finalizers<K>(api: &Api<K>, object: &impl Resource, finalizers: &[String]) -> Result<K, WriteError>
 where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+    K: Clone + DeserializeOwned + Debug,
 {
     let meta = object.meta();
     let patch = json!({"metadata": {

@@ -43,6 +43,8 @@ const MAX_STEPS: usize = 8;
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// Wait after a failed call.
 const FAILURE_RETRY: Duration = Duration::from_secs(2);
+/// Wait after a run did not decode. Nearly all that makes it decode again wakes a reconcile.
+const UNDECODABLE_RETRY: Duration = Duration::from_secs(60);
 
 /// What a reconcile has beside the run's name.
 struct Reconciler {
@@ -53,14 +55,19 @@ struct Reconciler {
 
 /// Runs the controller until the token is cancelled.
 pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
-    let (reader, runs) = watching::cached::<SubagentRun>(&context, &scope, watcher::Config::default(), slim, run_facts);
+    let (orphans, found) = unbounded();
+    let undecodable = orphans.clone();
+    let (reader, runs) =
+        watching::cached::<SubagentRun>(&context, &scope, watcher::Config::default(), slim, run_facts, move |run| {
+            let (namespace, name) = (run.namespace.clone(), run.name.clone());
+            let _ = undecodable.unbounded_send((namespace.unwrap_or_default(), name.unwrap_or_default()));
+        });
     let pods =
         watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::RUN_UID_LABEL), pod_facts);
     let providers = watching::changes::<SubagentProvider>(&context, &scope, watcher::Config::default(), provider_facts);
     let (waiting, relatives) = (reader.clone(), reader.clone());
     let (news, told) = unbounded();
     let reconciler = Reconciler { context: context.clone(), news };
-    let (orphans, found) = unbounded();
     let stop = shutdown.clone();
     let controller = Controller::for_stream(runs, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
@@ -73,8 +80,14 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
         .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, on_error, Arc::new(reconciler))
         .for_each(|result| {
-            // A pod woke the reconcile of a run that is in no cache.
-            if let Err(controller::Error::ObjectNotFound(run)) = result
+            let lost = match result {
+                // A pod woke the reconcile of a run that is in no cache.
+                Err(controller::Error::ObjectNotFound(run)) => Some(run),
+                // It is in the cache as it was before.
+                Err(controller::Error::ReconcilerFailed(error, run)) if is_undecodable(&error) => Some(run),
+                _ => None,
+            };
+            if let Some(run) = lost
                 && let Some(namespace) = run.namespace
             {
                 let _ = orphans.unbounded_send((namespace, run.name));
@@ -235,9 +248,15 @@ fn on_error(run: Arc<SubagentRun>, error: &Error, _: Arc<Reconciler>) -> Action 
             tracing::debug!(namespace, name, %error, "changed meanwhile, reading again");
             Action::requeue(CONFLICT_RETRY)
         }
+        // The watch reports it, and a change of it wakes the next.
+        _ if is_undecodable(error) => Action::requeue(UNDECODABLE_RETRY),
         _ => {
             tracing::warn!(namespace, name, %error, "reconcile failed");
             Action::requeue(FAILURE_RETRY)
         }
     }
+}
+
+fn is_undecodable(error: &Error) -> bool {
+    matches!(error, Error::Read(error) if error.is_undecodable())
 }

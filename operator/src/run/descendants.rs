@@ -48,6 +48,8 @@ pub struct Descendant {
     pub stopped: bool,
     /// When its phase became terminal.
     pub finished_at: Option<Timestamp>,
+    /// How it does not decode, if it does not.
+    pub undecodable: Option<String>,
 }
 
 impl Descendant {
@@ -64,6 +66,7 @@ impl Descendant {
             phase: status.phase,
             stopped: conditions::is_true(&status.conditions, conditions::STOPPED),
             finished_at: status.finished_at.as_ref().map(|time| time.0),
+            undecodable: None,
         })
     }
 
@@ -172,16 +175,17 @@ pub fn first(world: &World, old: &SubagentRunStatus, alone: Step, now: Timestamp
     }
 }
 
-/// Who is waited for, and what went wrong, for a person. Those that are over and yet not proven stopped come first: they
-/// are what somebody has to look at.
+/// Who is waited for, and what went wrong, for a person. Those that nothing ends by itself come first: they are what
+/// somebody has to look at.
 fn names(live: &[&Descendant], failures: &[String]) -> String {
     let mut live = live.to_vec();
-    live.sort_by_key(|one| (!one.is_over(), one.depth, one.name.clone()));
-    let mut words: Vec<String> = live
-        .iter()
-        .take(NAMED)
-        .map(|one| if one.is_over() { format!("{} (not proven stopped)", one.name) } else { one.name.clone() })
-        .collect();
+    live.sort_by_key(|one| (one.undecodable.is_none(), !one.is_over(), one.depth, one.name.clone()));
+    let name = |one: &&Descendant| match &one.undecodable {
+        Some(how) => format!("{} (does not decode, so its end cannot be stored; delete it: {how})", one.name),
+        None if one.is_over() => format!("{} (not proven stopped)", one.name),
+        None => one.name.clone(),
+    };
+    let mut words: Vec<String> = live.iter().take(NAMED).map(name).collect();
     if live.len() > NAMED {
         words.push("and others".into());
     }

@@ -1,14 +1,19 @@
-//! Pods whose run is gone: somebody took the run's finalizer off by force. They are stopped, and released once that is
-//! proven; otherwise they would hold their namespace for ever.
+//! Pods that no reconcile looks after, because their run is gone (somebody took its finalizer off by force) or does not
+//! decode (pitfall C1). They are stopped, and released once that is proven; otherwise they would hold their namespace for
+//! ever.
 
 use super::{
-    apply::{Error, release_pod},
+    apply::{Error, release_pod, release_run},
     dereference,
+    descendants::{Descendant, find, tell},
+    plan::{owned_by, released, wants_stop},
 };
 use crate::{
-    api::{self, WriteError},
+    api::{self, ReadError, WriteError},
     context::Context,
+    decoding::Guarded,
     pod::observe::observe,
+    watching,
 };
 use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
 use k8s_openapi::api::core::v1::Pod;
@@ -21,40 +26,43 @@ use subagent_crds::{SubagentRun, names};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-/// How often pods without a run are looked at until the last one is released: a failed call, a node that went away and
-/// labels that were removed tell nobody.
+/// How often such pods are looked at until the last one is released: a failed call, a node that went away and labels that
+/// were removed tell nobody.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// A namespace, and the name of a run that is not there.
-pub type Gone = (String, String);
+/// Pods per page.
+const PAGE: u32 = 500;
 
-/// Stops and releases what is left of the runs that are found to be gone, until the token is cancelled. What it knows is
-/// only in memory: every pod is seen anew by the next process.
-pub async fn clean_up(context: &Context, mut found: UnboundedReceiver<Gone>, shutdown: &CancellationToken) {
-    let mut left: BTreeSet<Gone> = BTreeSet::new();
+/// A namespace, and the name of a run that is not there or does not decode.
+pub type Lost = (String, String);
+
+/// Stops and releases what is left of the runs that are found, until the token is cancelled. What it knows is only in
+/// memory: every pod and every run is seen anew by the next process.
+pub async fn clean_up(context: &Context, mut found: UnboundedReceiver<Lost>, shutdown: &CancellationToken) {
+    let mut left: BTreeSet<Lost> = BTreeSet::new();
     let mut again = tokio::time::interval(LOOK_AGAIN);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let look = tokio::select! {
             () = shutdown.cancelled() => return,
             next = found.next() => match next {
-                Some(gone) => BTreeSet::from([gone]),
+                Some(lost) => BTreeSet::from([lost]),
                 None => return,
             },
             _ = again.tick(), if !left.is_empty() => left.clone(),
         };
-        for gone in look {
-            let (namespace, run) = &gone;
+        for lost in look {
+            let (namespace, run) = &lost;
             match clean(context, namespace, run).await {
                 Ok(true) => {
-                    left.remove(&gone);
+                    left.remove(&lost);
                 }
                 Ok(false) => {
-                    left.insert(gone);
+                    left.insert(lost);
                 }
                 Err(error) => {
-                    tracing::warn!(namespace, run, %error, "cleaning up after a run that is gone failed; trying again");
-                    left.insert(gone);
+                    tracing::warn!(namespace, run, %error, "cleaning up after a run that is gone or does not decode failed; trying again");
+                    left.insert(lost);
                 }
             }
         }
@@ -62,39 +70,108 @@ pub async fn clean_up(context: &Context, mut found: UnboundedReceiver<Gone>, shu
 }
 
 /// One look; true when nothing is left to do.
-async fn clean(context: &Context, namespace: &str, run: &str) -> Result<bool, Error> {
-    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), namespace);
-    match api::get(&runs, run).await {
-        Ok(None) => {}
+async fn clean(context: &Context, namespace: &str, name: &str) -> Result<bool, Error> {
+    let runs: Api<Guarded<SubagentRun>> = Api::namespaced(context.client.clone(), namespace);
+    match api::get(&runs, name).await? {
+        None => gone(context, namespace, name).await,
         // The cache was older than the run; its own reconcile looks after the pods.
-        Ok(Some(_)) => return Ok(true),
-        // It is in no cache because it does not decode; it is there, and its pods are not orphans.
-        Err(error) if error.is_undecodable() => return Ok(true),
-        Err(error) => return Err(error.into()),
+        Some(Guarded(Ok(_))) => Ok(true),
+        Some(Guarded(Err(undecodable))) => unreadable(context, &runs, &undecodable.run()).await,
     }
+}
+
+async fn gone(context: &Context, namespace: &str, run: &str) -> Result<bool, Error> {
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let labelled = ListParams::default().labels(&format!("{}={run}", names::RUN_LABEL));
     let held = api::list(&pods, labelled, "worker pods", |pod| is_held(&pod).then_some(pod)).await?;
     let mut is_done = true;
     for pod in &held {
-        let name = pod.name_any();
-        let node = dereference::node(&context.client, Some(pod)).await?;
-        if observe(pod, node, false).proof.is_some() {
+        if is_stopped(context, &pods, pod, false).await? {
             release_pod(&pods, pod).await?;
-            continue;
-        }
-        is_done = false;
-        if pod.metadata.deletion_timestamp.is_none() {
-            tracing::warn!(namespace, run, pod = name, "the run is gone and its pod is not: stopping it");
-            let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
-            let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-            match api::write(format!("deleting pod {name}"), pods.delete(&name, &params)).await {
-                Ok(_) | Err(WriteError::Gone(_) | WriteError::Conflict(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
+        } else {
+            is_done = false;
         }
     }
     Ok(is_done)
+}
+
+/// A run that does not decode is left alone unless it is cancelled or being deleted: another version of the operator may
+/// know how it goes on. Its end cannot be stored, so its pods are let go only together with it.
+async fn unreadable(context: &Context, runs: &Api<Guarded<SubagentRun>>, run: &SubagentRun) -> Result<bool, Error> {
+    if !wants_stop(run) {
+        return Ok(true);
+    }
+    // Nobody is admitted below it: its children wait for a parent that decodes.
+    let found = find::below(context, run).await?;
+    tell::stop(context, run, &found).await;
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
+    let own = pods_of(&pods, run).await?;
+    let is_over = are_stopped(context, &pods, run, &own).await? && !found.iter().any(Descendant::is_live);
+    if is_over && run.metadata.deletion_timestamp.is_some() {
+        for pod in own.iter().filter(|pod| is_held(pod)) {
+            release_pod(&pods, pod).await?;
+        }
+        release_run(runs, run).await.inspect_err(|error| tell_refused(context, run, error))?;
+    }
+    Ok(is_over)
+}
+
+/// Stops the pods of a run that does not decode and cannot be told to stop.
+///
+/// # Errors
+/// [`Error`] when a call fails.
+pub async fn stop(context: &Context, runs: &Api<Guarded<SubagentRun>>, name: &str) -> Result<(), Error> {
+    let Some(Guarded(Err(undecodable))) = api::get(runs, name).await? else { return Ok(()) };
+    let run = undecodable.run();
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
+    let own = pods_of(&pods, &run).await?;
+    are_stopped(context, &pods, &run, &own).await?;
+    Ok(())
+}
+
+/// The API server changes nothing of an object on which a rule of its definition cannot be evaluated; not even its
+/// finalizers.
+fn tell_refused(context: &Context, run: &SubagentRun, error: &WriteError) {
+    let WriteError::Refused { status, .. } = error else { return };
+    let note = format!(
+        "this run is stopped and cannot be let go: the API server refuses every change of it; for the time being, give the CustomResourceDefinition a schema that it fits: {}",
+        status.message
+    );
+    watching::warn::<SubagentRun>(&context.recorder, &run.metadata, "ReleaseRefused", &note);
+}
+
+/// Whether nothing of these live pods runs; what runs is told to stop.
+async fn are_stopped(context: &Context, pods: &Api<Pod>, run: &SubagentRun, own: &[Pod]) -> Result<bool, Error> {
+    let mut all = true;
+    for pod in own {
+        all &= is_stopped(context, pods, pod, released(run, pod)).await?;
+    }
+    Ok(all)
+}
+
+/// The pods of a run, by UID; whatever labels they have.
+async fn pods_of(pods: &Api<Pod>, run: &SubagentRun) -> Result<Vec<Pod>, ReadError> {
+    api::list(pods, ListParams::default().limit(PAGE), "pods", |pod| owned_by(&pod, run).then_some(pod)).await
+}
+
+/// True when a live pod is proven stopped. Else it is told to, never with grace 0: the kubelet must prove the end (contract
+/// c50).
+async fn is_stopped(context: &Context, pods: &Api<Pod>, pod: &Pod, released: bool) -> Result<bool, Error> {
+    let node = dereference::node(&context.client, Some(pod)).await?;
+    if observe(pod, node, released).proof.is_some() {
+        return Ok(true);
+    }
+    if pod.metadata.deletion_timestamp.is_none() {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        tracing::warn!(namespace, pod = name, "no reconcile looks after this pod: stopping it");
+        let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match api::write(format!("deleting pod {name}"), pods.delete(&name, &params)).await {
+            Ok(_) | Err(WriteError::Gone(_) | WriteError::Conflict(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
 }
 
 fn is_held(pod: &Pod) -> bool {

@@ -4,10 +4,11 @@ use super::{Descendant, Family, are_to_stop};
 use crate::{
     api::{self, ReadError},
     context::Context,
+    decoding::Guarded,
     run::after_end,
 };
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, api::ListParams, core::DeserializeGuard};
+use kube::{Api, api::ListParams};
 use subagent_crds::{SubagentRun, names};
 
 /// Runs per page: each may carry half a megabyte of prompt, and none of it is kept.
@@ -31,26 +32,21 @@ impl Family {
     }
 }
 
-/// The descendants of a run, in any depth. One that does not decode is reported and not waited for: no controller looks
-/// after it either (pitfall C1).
-async fn below(context: &Context, run: &SubagentRun) -> Result<Vec<Descendant>, ReadError> {
+/// The descendants of a run, in any depth. One that does not decode is one of them: its pod may run (pitfall C1).
+///
+/// # Errors
+/// When the list fails.
+pub async fn below(context: &Context, run: &SubagentRun) -> Result<Vec<Descendant>, ReadError> {
     let namespace = run.metadata.namespace.clone().unwrap_or_default();
     let uid = run.metadata.uid.clone().unwrap_or_default();
     let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
     let Some(root) = lineage.map(|lineage| lineage.root_uid.as_str()) else { return Ok(vec![]) };
-    let runs: Api<DeserializeGuard<SubagentRun>> = Api::namespaced(context.client.clone(), &namespace);
+    let runs: Api<Guarded<SubagentRun>> = Api::namespaced(context.client.clone(), &namespace);
     let of_tree = ListParams::default().fields(&format!("{}={root}", names::ROOT_UID_FIELD)).limit(PAGE);
-    api::list(&runs, of_tree, "descendants", |guard| match guard.0 {
+    api::list(&runs, of_tree, "descendants", |guarded| match guarded.0 {
         Ok(run) => Descendant::below(&uid, &run),
-        Err(invalid) => {
-            tracing::warn!(
-                namespace,
-                name = invalid.metadata.name.as_deref().unwrap_or_default(),
-                error = invalid.error,
-                "a run of this tree does not decode; a cancel does not reach it and nothing waits for it"
-            );
-            None
-        }
+        Err(undecodable) => Descendant::below(&uid, &undecodable.run())
+            .map(|one| Descendant { undecodable: Some(undecodable.how), ..one }),
     })
     .await
 }

@@ -4,7 +4,8 @@ use super::{Descendant, deleting_since};
 use crate::{
     api::{self, WriteError},
     context::Context,
-    run::plan::World,
+    decoding::Guarded,
+    run::{apply::Error, orphans},
 };
 use futures::{StreamExt, stream};
 use kube::{
@@ -20,17 +21,16 @@ const AT_ONCE: usize = 16;
 
 /// Cancels every live descendant, and deletes it when the run itself is being deleted. All branches are attempted; what
 /// failed is returned, for a person.
-pub async fn stop(context: &Context, world: &World) -> Vec<String> {
-    let run = &world.run;
-    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
+pub async fn stop(context: &Context, run: &SubagentRun, found: &[Descendant]) -> Vec<String> {
+    let runs: Api<Guarded<SubagentRun>> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
     let mut levels: BTreeMap<i32, Vec<&Descendant>> = BTreeMap::new();
-    for one in world.family.found.iter().flatten() {
+    for one in found {
         levels.entry(one.depth).or_default().push(one);
     }
     let mut failures = vec![];
     for level in levels.values() {
         let asked = level.iter().filter(|one| one.is_to_cancel());
-        failures.extend(each(asked, |one| cancel(&runs, one)).await);
+        failures.extend(each(asked, |one| cancel(context, &runs, one)).await);
     }
     if let Some(since) = deleting_since(run) {
         for level in levels.values().rev() {
@@ -47,7 +47,7 @@ pub async fn stop(context: &Context, world: &World) -> Vec<String> {
 
 async fn each<'a, F>(asked: impl Iterator<Item = &'a &'a Descendant>, tell: impl Fn(&'a Descendant) -> F) -> Vec<String>
 where
-    F: Future<Output = Result<(), WriteError>>,
+    F: Future<Output = Result<(), Error>>,
 {
     let calls: Vec<F> = asked.map(|one| tell(one)).collect();
     let answers: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
@@ -55,17 +55,21 @@ where
 }
 
 /// Sets `spec.cancel`. The UID is a precondition: another run of that name is nobody's descendant.
-async fn cancel(runs: &Api<SubagentRun>, one: &Descendant) -> Result<(), WriteError> {
+async fn cancel(context: &Context, runs: &Api<Guarded<SubagentRun>>, one: &Descendant) -> Result<(), Error> {
     let patch = json!({"metadata": {"uid": one.uid}, "spec": {"cancel": true}});
     let params = PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() };
     let what = format!("cancelling {}", one.name);
-    missing_is_done(api::write(what, runs.patch(&one.name, &params, &Patch::Merge(&patch))).await)
+    match missing_is_done(api::write(what, runs.patch(&one.name, &params, &Patch::Merge(&patch))).await) {
+        // The API server takes no change of it: it does not fit the definition.
+        Err(WriteError::Refused { .. }) if one.undecodable.is_some() => orphans::stop(context, runs, &one.name).await,
+        answer => Ok(answer?),
+    }
 }
 
-async fn delete(runs: &Api<SubagentRun>, one: &Descendant) -> Result<(), WriteError> {
+async fn delete(runs: &Api<Guarded<SubagentRun>>, one: &Descendant) -> Result<(), Error> {
     let preconditions = Preconditions { uid: Some(one.uid.clone()), resource_version: None };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
-    missing_is_done(api::write(format!("deleting {}", one.name), runs.delete(&one.name, &params)).await)
+    Ok(missing_is_done(api::write(format!("deleting {}", one.name), runs.delete(&one.name, &params)).await)?)
 }
 
 /// A missing descendant counts as cancelled (contract c51), and one that was replaced is missing.

@@ -139,6 +139,28 @@ fn c51_s3_a_cancelled_parent_waits_for_its_descendants_and_names_them(
     assert_eq!((ended.phase, stopped(&ended)), (Some(end), Some(("True", "ContainersTerminated"))));
 }
 
+/// C1: one that does not decode is waited for, and named with what is wrong and what to do, before all others.
+#[test]
+fn c51_c1_a_descendant_that_does_not_decode_is_waited_for_and_named_first() {
+    let how = "spec.description: invalid type: integer `5`, expected a string";
+    let unreadable = |extra: Value| Descendant { undecodable: Some(how.into()), ..below(extra) };
+    let mut world = world(run(cancelled()), Some(exited()));
+    let others = (0..9).map(|number| below(merged(told(), json!({"metadata": {"name": format!("another-{number}")}}))));
+    let mut found: Vec<_> = others.collect();
+    found.push(unreadable(told()));
+    with(&mut world, found);
+    assert_eq!(settle(&mut world, at(100_000)), Step::Wait(Some(LOOK_AGAIN)));
+    assert_eq!(world.run.status.as_ref().unwrap().phase, Some(Phase::Cancelling));
+    let said = why(&world);
+    assert!(
+        said.contains("stop: child (does not decode") && said.contains("delete it") && said.contains(how),
+        "{said}"
+    );
+    // What can be read of it says that it is over.
+    with(&mut world, vec![unreadable(over("Cancelled", "True"))]);
+    assert_eq!(status(next(&world, at(100_001))).phase, Some(Phase::Cancelled));
+}
+
 /// The run's own worker does not wait for those of its descendants.
 #[test]
 fn c51_the_parents_own_stop_goes_on_meanwhile() {

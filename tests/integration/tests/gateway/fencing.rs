@@ -1,7 +1,7 @@
 //! Who is served and whose reports are stored.
 
 use crate::{
-    worker::{Worker, final_report, report},
+    worker::{Heard, Worker, final_report, report},
     world::{LIMIT, World},
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -10,10 +10,14 @@ use k8s_openapi::{
     api::{apps::v1::ControllerRevision, core::v1::Pod},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{ResourceExt, api::DeleteParams};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams},
+    core::ApiResource,
+};
 use serde_json::{Value, json};
 use subagent_crds::SubagentRun;
-use subagent_link::{AUDIENCE, RefusalReason, WorkerMessage};
+use subagent_link::{AUDIENCE, GatewayMessage, RefusalReason, WorkerMessage};
 use tokio_tungstenite::tungstenite;
 
 #[tokio::test]
@@ -141,6 +145,35 @@ async fn c1_d2_a_deleted_or_replaced_revision_is_a_last_refusal() {
     let (reason, retry, message) = refused().await;
     assert_eq!((reason, retry), (RefusalReason::Invalid, false), "{message}");
     assert!(message.contains(&name) && message.contains("somebody replaced it"), "{message}");
+}
+
+/// C1: another version of the operator, in the middle of an update, may know how a run goes on that does not decode here.
+/// Its worker is asked to come again; a cancel is heard all the same.
+#[tokio::test]
+async fn c1_the_worker_of_a_run_that_does_not_decode_is_not_refused_for_good() {
+    let world = World::new("undecodable").await;
+    let (run, _, token) = world.started("run").await;
+    let (mut connected, _) = Worker::assigned(&world.replica, &token, &run).await;
+    let untyped: Api<DynamicObject> = Api::namespaced_with(
+        world.namespace.client.clone(),
+        &world.namespace.name,
+        &ApiResource::erase::<SubagentRun>(&()),
+    );
+    let params = PatchParams::default();
+    // The API server takes it for a time.
+    let unknown = json!({"status": {"startedAt": "2026-01-01T00:00:00+99:99"}});
+    untyped.patch_status("run", &params, &Patch::Merge(&unknown)).await.expect("a status");
+    assert!(matches!(world.runs().get("run").await, Err(kube::Error::SerdeError(_))), "it decodes");
+    let mut again = Worker::hello(&world.replica, &token, &run, 1, 0).await;
+    let (reason, retry, message) = again.told_why().await;
+    assert_eq!((reason, retry), (RefusalReason::Unavailable, true), "{message}");
+    assert!(message.contains("run run does not decode") && message.contains("status.startedAt"), "{message}");
+    let cancel = json!({"spec": {"cancel": true}});
+    untyped.patch("run", &params, &Patch::Merge(&cancel)).await.expect("a cancel");
+    match connected.next().await {
+        Heard::Message(GatewayMessage::Cancel { reason }) => assert_eq!(reason, "Cancelled"),
+        other => panic!("a cancel was expected, not {other:?}"),
+    }
 }
 
 #[tokio::test]

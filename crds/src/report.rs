@@ -41,7 +41,7 @@ pub struct Report {
     /// idle is true while no turn is running.
     #[serde(default)]
     pub idle: bool,
-    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, Stopping, Stopped.
+    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, StoringResult, Stopping, Stopped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub stage: String,
@@ -54,6 +54,9 @@ pub struct Report {
     /// permissions counts answered permission requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Permissions>,
+    /// storing is a result that fits no report and is being stored: the turn is over, its end not reported yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storing: Option<Storing>,
     /// final is the end of the attempt, as the worker saw it.
     #[serde(rename = "final", skip_serializing_if = "Option::is_none")]
     pub final_: Option<Final>,
@@ -208,6 +211,20 @@ pub struct Permissions {
     #[serde(default)]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub rejected: i64,
+}
+
+/// A result on its way into storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Storing {
+    /// size in bytes.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+    /// trouble is what was in the way at the last try.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 768))]
+    pub trouble: Option<String>,
 }
 
 /// The end of an attempt.

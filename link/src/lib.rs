@@ -23,7 +23,8 @@ pub use message::{
     PermissionMode, Prompt, RefusalReason, ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
 };
 pub use snapshot::{
-    Activity, Agent, Final, Permissions, PromptDigest, Session, SessionOrigin, Snapshot, Turn, Usage, UsageCost,
+    Activity, Agent, Final, Permissions, PromptDigest, Session, SessionOrigin, Snapshot, Storing, Turn, Usage,
+    UsageCost,
 };
 pub use tail::Tail;
 pub use upload::{ResultPart, ResultUpload, UPLOAD_TIMEOUT, refused_for_good};
@@ -69,6 +70,8 @@ pub const ACTIVITY_INTERVAL: Duration = Duration::from_secs(60);
 pub const MAX_TURNS: usize = 32;
 /// Longest diagnostic, in bytes, cut on a character boundary with a mark (contract c30).
 pub const MAX_DIAGNOSTIC_BYTES: usize = 4096;
+/// Longest word on what keeps a result from being stored, in bytes: a message names it with what to do.
+pub const MAX_TROUBLE_BYTES: usize = 768;
 /// Folder in the pod that holds what the operator puts there: the worker's binary and the link's files.
 pub const POD_DIR: &str = "/subagents";
 /// Path of the worker binary in the pod.

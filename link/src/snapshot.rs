@@ -24,7 +24,7 @@ pub struct Snapshot {
     /// True while no turn is running and the worker waits for work.
     pub idle: bool,
     /// The stage the worker is in, for messages about deadlines: `Connecting`, `Spawning`, `Initialize`,
-    /// `Authenticate`, `SessionNew`, `SessionMode`, `Prompt`, `Stopping`, `Stopped`.
+    /// `Authenticate`, `SessionNew`, `SessionMode`, `Prompt`, `StoringResult`, `Stopping`, `Stopped`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub stage: String,
     /// The agent's latest activity.
@@ -36,6 +36,9 @@ pub struct Snapshot {
     /// Permission requests answered so far (contract c19).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Permissions>,
+    /// A result that is being stored beside the link, as long as it is: the turn is over, the end not reported yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storing: Option<Storing>,
     /// Set once, when everything is over.
     #[serde(rename = "final", skip_serializing_if = "Option::is_none")]
     pub final_: Option<Final>,
@@ -167,6 +170,18 @@ pub struct Permissions {
     pub allowed: i64,
     /// Answered with a rejecting option or `cancelled`.
     pub rejected: i64,
+}
+
+/// A result on its way into storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Storing {
+    /// Size in bytes.
+    pub size: i64,
+    /// What was in the way at the last try, at most [`MAX_TROUBLE_BYTES`](crate::MAX_TROUBLE_BYTES) without control
+    /// characters; absent when nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// The end of an attempt, as the worker saw it.

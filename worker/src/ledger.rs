@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 use subagent_link::{
-    ACTIVITY_INTERVAL, Final, ResultPayload, Session, Snapshot, TranscriptPayload, Turn, WorkerMessage,
+    ACTIVITY_INTERVAL, Final, ResultPayload, Session, Snapshot, Storing, TranscriptPayload, Turn, WorkerMessage,
 };
 
 /// Activity is reported at least this many times within the idle deadline, which the controller counts from the last
@@ -137,6 +137,23 @@ impl Ledger {
         self.turn = TurnState::Closed;
     }
 
+    /// Notes that the turn is over and its result of this size is being stored; what it is worth to a reader shows only
+    /// when that takes long.
+    pub fn store(&mut self, size: i64, at: String) {
+        self.note(|snapshot| {
+            if let Some(turn) = snapshot.turns.last_mut() {
+                turn.finished_at = Some(at);
+            }
+            snapshot.idle = true;
+            snapshot.storing = Some(Storing { size, trouble: None });
+        });
+    }
+
+    /// Notes what keeps the result from being stored.
+    pub fn store_again(&mut self, trouble: String) {
+        self.note(|snapshot| snapshot.storing.get_or_insert_default().trouble = Some(trouble));
+    }
+
     /// Records the end and publishes the final report. Without effect when there is one already: what was recorded
     /// first stands (c27).
     pub fn finish(
@@ -151,11 +168,12 @@ impl Ledger {
             return;
         }
         if let Some(turn) = self.snapshot.turns.last_mut() {
-            turn.finished_at = Some(end.at.clone());
+            turn.finished_at.get_or_insert_with(|| end.at.clone());
             turn.stop_reason = Some(end.stop_reason.clone());
             turn.preview = preview;
         }
         self.snapshot.idle = true;
+        self.snapshot.storing = None;
         self.snapshot.final_ = Some(end);
         self.result = result;
         self.transcript = transcript;
@@ -292,6 +310,22 @@ mod tests {
             ledger.keep_alive_within(idle);
             assert_eq!(ledger.flush_at(), Some(start + Duration::from_millis(expected)), "idle deadline {idle} s");
         }
+    }
+
+    /// c31: what holds the result up is told like any other note, and is over with the end.
+    #[test]
+    fn a_result_on_its_way_is_told_until_the_end() {
+        let start = Instant::now();
+        let mut ledger = recorded();
+        ledger.store(20_000, "then".into());
+        ledger.store_again("no room".into());
+        let told = ledger.snapshot().clone();
+        assert_eq!(told.storing, Some(Storing { size: 20_000, trouble: Some("no room".into()) }));
+        assert!(told.idle && told.turns[0].finished_at.as_deref() == Some("then"));
+        assert!(ledger.flush_at().is_some_and(|at| at >= start + ACTIVITY_INTERVAL));
+        ledger.finish(end("Completed"), None, None, None, start);
+        let last = ledger.snapshot();
+        assert_eq!((last.storing.as_ref(), last.turns[0].finished_at.as_deref()), (None, Some("then")));
     }
 
     #[derive(Clone, Debug)]

@@ -24,6 +24,8 @@ pub enum Stage {
     SessionMode,
     /// The turn's record is being stored, or the turn runs.
     Prompt,
+    /// The turn is over, and its result, which fits no report, is being stored.
+    StoringResult,
     /// The agent is being stopped.
     Stopping,
 }
@@ -39,6 +41,7 @@ impl Stage {
             Self::SessionNew => "SessionNew",
             Self::SessionMode => "SessionMode",
             Self::Prompt => "Prompt",
+            Self::StoringResult => "StoringResult",
             Self::Stopping => "Stopping",
         }
     }

@@ -26,7 +26,7 @@ pub enum ArchiveError {
 pub enum Unstored {
     /// The namespace goes away, and everything in it: as it should be.
     NamespaceGone,
-    /// A quota is full; the text is the API server's.
+    /// A quota is full; the text says what to do, and then the API server's words.
     Quota(String),
     /// Somebody can do something about it; the text says what was found.
     Fault(String),
@@ -174,7 +174,8 @@ fn refused(what: &str, status: &Status) -> Unstored {
     if api::is_namespace_terminating(status) {
         Unstored::NamespaceGone
     } else if api::is_quota(status) {
-        Unstored::Quota(why)
+        // What to do comes first: what is too long is cut at its end.
+        Unstored::Quota(format!("raise the quota, or delete ConfigMaps that nobody needs: {why}"))
     } else {
         Unstored::Fault(why)
     }
@@ -253,7 +254,8 @@ pub(super) mod tests {
         };
         let quota = "configmaps \"c\" is forbidden: exceeded quota: q";
         assert_eq!(refused("c", &status("NamespaceTerminating", quota)), Unstored::NamespaceGone);
-        assert_eq!(refused("c", &status("Other", quota)), Unstored::Quota(format!("c: {quota}")));
+        let Unstored::Quota(why) = refused("c", &status("Other", quota)) else { panic!("a quota") };
+        assert!(why.starts_with("raise the quota") && why.ends_with(&format!("c: {quota}")), "{why}");
         assert_eq!(refused("c", &status("Other", "no")), Unstored::Fault("c: no".into()));
     }
 }

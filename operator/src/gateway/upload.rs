@@ -166,7 +166,7 @@ impl Gateway {
                     self.warn(place, "ResultNotStored", why.to_owned());
                 }
                 match unstored {
-                    // Room may come: the worker goes on trying, and the Event says what it waits for.
+                    // Room may come: the worker goes on trying, and Event and status say what it waits for.
                     Unstored::Quota(why) => Err(busy(&why)),
                     Unstored::NamespaceGone => {
                         Err((StatusCode::INSUFFICIENT_STORAGE, "the namespace is being deleted".to_owned()))
@@ -176,7 +176,7 @@ impl Gateway {
             }
             Err(error) => {
                 tracing::warn!(namespace, run = run_name, %error, "result not stored");
-                Err(busy("the API server could not store the result"))
+                Err(busy(&format!("the API server did not store it: {error}")))
             }
         }
     }

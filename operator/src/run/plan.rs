@@ -446,7 +446,12 @@ fn active_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
 fn idle_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
     let seconds = effective(status).idle_deadline_seconds?;
     let started = status.started_at.as_ref()?.0;
-    let activity = current_report(status).and_then(|report| report.activity.as_ref());
+    let report = current_report(status);
+    // The agent is done: it owes no sign of life while its result is being stored.
+    if report.is_some_and(|report| report.storing.is_some()) {
+        return None;
+    }
+    let activity = report.and_then(|report| report.activity.as_ref());
     let last =
         activity.and_then(|activity| activity.at.parse::<Timestamp>().ok()).map_or(started, |at| at.max(started));
     Some(last + Duration::from_secs(seconds.unsigned_abs()))

@@ -529,6 +529,31 @@ fn deadlines_are_recorded_before_anything_is_stopped(
     assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
 }
 
+/// c31: a run whose agent is done and whose result finds no room looks like no working one. It says what it waits for and
+/// what is in the way, owes no sign of life, and forgets it all with its end.
+#[rstest]
+#[case::slow(json!({"size": 20_000}), "its result of 20000 bytes is being stored")]
+#[case::no_room(json!({"size": 20_000, "trouble": "raise the quota: exceeded quota: q"}), "tried again for up to 60 minutes: raise the quota: exceeded quota: q")]
+fn c31_a_result_that_is_not_stored_yet_is_told(#[case] storing: Value, #[case] words: &str) {
+    let effective = json!({"status": {"effective": {"idleDeadlineSeconds": 30}}});
+    let waits = merged(merged(with_pod(), report(json!({"storing": storing}))), effective);
+    let mut world = world(run(waits), Some(running()));
+    settle(&mut world, at(9));
+    assert_eq!(settle(&mut world, at(3600)), Step::Wait(None), "no deadline of an agent at work");
+    let shown = world.run.status.clone().unwrap();
+    assert_eq!((shown.phase, shown.reason.as_deref()), (Some(Phase::Running), None));
+    let finished_ = conditions::get(&shown.conditions, conditions::FINISHED).unwrap();
+    assert_eq!((finished_.status.as_str(), finished_.reason.as_str()), ("False", "StoringResult"));
+    assert!(finished_.message.ends_with(words), "{}", finished_.message);
+    assert_eq!(shown.message.as_ref(), Some(&finished_.message));
+    let done = merged(serde_json::to_value(&shown).unwrap(), finished("Completed", "Completed")["status"].clone());
+    world.run.status = Some(serde_json::from_value(done).unwrap());
+    let ended = status(next(&world, at(3601)));
+    assert_eq!(ended.phase, Some(Phase::Completed));
+    assert!(conditions::is_true(&ended.conditions, conditions::FINISHED));
+    assert!(!serde_json::to_value((&ended.message, &ended.conditions)).unwrap().to_string().contains("stored"));
+}
+
 #[test]
 fn d2_a_foreign_pod_is_never_adopted() {
     let foreign = pod(

@@ -16,8 +16,10 @@ use subagent_crds::{
     bounds::ATTEMPTS,
     conditions::{self, Status},
     names,
+    report::Storing,
     run_status::{Attempt, Stopping},
 };
+use subagent_link::FINAL_ACK_TIMEOUT;
 
 /// How a run is known to be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,9 @@ pub enum Stopped {
 pub const CLEANUP_FAILED: &str = "CleanupFailed";
 /// Reason of a stop that waits for the runs below.
 pub const DESCENDANTS_LIVE: &str = "DescendantsLive";
+
+/// Reason of a run that is not finished because its result is still being stored.
+pub const STORING_RESULT: &str = "StoringResult";
 
 /// True once the ACP session existed (contract c8).
 pub fn is_started(status: &SubagentRunStatus) -> bool {
@@ -198,7 +203,13 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
     let report = current_report(old);
     if has_session(old) {
         if is_started(old) {
-            return fold(old);
+            let mut new = fold(old);
+            if let Some(storing) = report.and_then(|report| report.storing.as_ref()) {
+                let message = storing_words(storing);
+                say(&mut new, &message);
+                set(run, &mut new, conditions::FINISHED, Status::False, STORING_RESULT, &message, now);
+            }
+            return new;
         }
         let mut new = fold(old);
         new.phase = Some(Phase::Running);
@@ -222,6 +233,18 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
         set(run, &mut new, conditions::WORKER_READY, Status::False, "PodStarting", "the worker pod is starting", now);
     }
     new
+}
+
+/// What a run waits for whose agent is done. What to do is said by whoever met the trouble: the gateway knows a full quota.
+fn storing_words(storing: &Storing) -> String {
+    let minutes = FINAL_ACK_TIMEOUT.as_secs() / 60;
+    let size = storing.size;
+    match &storing.trouble {
+        None => format!("the turn is over; its result of {size} bytes is being stored"),
+        Some(trouble) => format!(
+            "the turn is over, but its result of {size} bytes is not stored; it is tried again for up to {minutes} minutes: {trouble}"
+        ),
+    }
 }
 
 fn has_session(status: &SubagentRunStatus) -> bool {

@@ -46,7 +46,7 @@ pub async fn put(settings: &Settings, content: &Content) -> Result<(), Failure> 
     match status {
         200..300 => Ok(()),
         status if refused_for_good(status) => Err(Failure::Refused(status, said)),
-        status => Err(Failure::Trouble(format!("the gateway answered HTTP status {status} {said}"))),
+        status => Err(Failure::Trouble(format!("{said} (HTTP status {status} of the gateway)"))),
     }
 }
 

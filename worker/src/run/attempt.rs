@@ -221,7 +221,7 @@ impl Attempt {
                 event = self.link.next() => return self.hear(event),
                 _ = self.terminate.recv() => return self.terminate(),
                 _ = self.interrupt.recv() => return self.terminate(),
-                outcome = upload::outcome_of(upload) => return self.uploaded(outcome),
+                event = upload::next_of(upload) => return self.hear_upload(event),
                 () = sleep_until(deadline.unwrap_or(never)), if deadline.is_some() => return Wake::Deadline,
                 () = sleep_until(flush_at.unwrap_or(never)), if flush_at.is_some() => self.ledger.publish(now()),
                 () = sleep_until(slow_at.unwrap_or(never)), if slow_at.is_some() => {

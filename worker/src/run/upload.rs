@@ -2,28 +2,27 @@
 //! the status, then the acknowledgement.
 
 use super::{
-    attempt::{Attempt, Wake},
+    attempt::{Attempt, Wake, timestamp},
     stop::is_completed,
 };
 use crate::{
     config::Settings,
     link::{Backoff, Content, Failure, put},
-    outcome::End,
+    outcome::{End, Stage},
     output::{Whole, hex},
     transcript::{Speaker, Transcript, clip},
 };
 use hyper::body::Bytes;
 use sha2::{Digest, Sha256};
 use subagent_link::{
-    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, ResultPart, ResultPayload, ResultUpload,
+    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, MAX_TROUBLE_BYTES, ResultPart, ResultPayload,
+    ResultUpload,
 };
 use tokio::{
+    sync::watch,
     task::JoinHandle,
     time::{sleep, timeout},
 };
-
-/// Longest trouble that is shown, in bytes.
-const TROUBLE_BYTES: usize = 400;
 
 /// An end whose result is being stored.
 #[derive(Debug)]
@@ -31,16 +30,30 @@ pub struct Upload {
     end: End,
     result: ResultPayload,
     task: JoinHandle<Outcome>,
+    /// What is in the way, the latest.
+    trouble: watch::Receiver<String>,
 }
 
 /// What became of an upload: stored, or refused with this HTTP status, or with none when the time was over.
 pub type Outcome = Result<(), Option<u16>>;
 
-/// Waits for the end of the upload; for ever when there is none. Safe to cancel.
-pub async fn outcome_of(upload: &mut Option<Upload>) -> Outcome {
-    match upload {
-        Some(upload) => (&mut upload.task).await.unwrap_or(Err(None)),
-        None => std::future::pending().await,
+/// What is heard of an upload.
+#[derive(Debug)]
+pub enum UploadEvent {
+    /// It is tried again; this was in the way.
+    Trouble(String),
+    /// It came to its end.
+    Over(Outcome),
+}
+
+/// Waits for news of the upload; for ever when there is none. Safe to cancel.
+pub async fn next_of(upload: &mut Option<Upload>) -> UploadEvent {
+    let Some(Upload { task, trouble, .. }) = upload else { return std::future::pending().await };
+    tokio::select! {
+        biased;
+        outcome = task => UploadEvent::Over(outcome.unwrap_or(Err(None))),
+        // Its sender goes with the task.
+        Ok(()) = trouble.changed() => UploadEvent::Trouble(trouble.borrow_and_update().clone()),
     }
 }
 
@@ -73,8 +86,12 @@ impl Attempt {
         }
         let bytes: usize = contents.iter().map(|content| content.bytes.len()).sum();
         self.say(&format!("storing {bytes} bytes of the result"));
-        let task = tokio::spawn(store(self.settings.clone(), self.transcript.clone(), contents));
-        self.upload = Some(Upload { end, result, task });
+        self.enter(Stage::StoringResult);
+        self.ledger.store(i64::try_from(bytes).unwrap_or(i64::MAX), timestamp());
+        let (told, trouble) = watch::channel(String::new());
+        let uploader = Uploader { settings: self.settings.clone(), transcript: self.transcript.clone(), told };
+        let task = tokio::spawn(async move { uploader.store(&contents).await });
+        self.upload = Some(Upload { end, result, task, trouble });
     }
 
     fn content(&self, part: ResultPart, sha256: String, text: String) -> Content {
@@ -85,10 +102,22 @@ impl Attempt {
         Content { announced, bytes }
     }
 
+    /// What is heard of the upload.
+    pub(super) fn hear_upload(&mut self, event: UploadEvent) -> Wake {
+        match event {
+            UploadEvent::Trouble(trouble) => {
+                self.ledger.store_again(trouble);
+                Wake::News
+            }
+            UploadEvent::Over(outcome) => self.uploaded(outcome),
+        }
+    }
+
     /// Reports the end now that its upload has come to one. A result that is not stored is none: the end is then not
     /// Completed (contract c31).
     pub(super) fn uploaded(&mut self, outcome: Outcome) -> Wake {
         let Some(Upload { end, result, .. }) = self.upload.take() else { return Wake::News };
+        self.enter(Stage::Stopping);
         let size = result.size.max(0) + result.blocks.as_ref().map_or(0, |blocks| blocks.size);
         match outcome {
             Ok(()) => self.conclude(&end, Some(result)),
@@ -112,35 +141,43 @@ impl Attempt {
     }
 }
 
-/// Stores every content, trying again for as long as a final report would be.
-async fn store(settings: Settings, transcript: Transcript, contents: Vec<Content>) -> Outcome {
-    let all = async {
-        for content in &contents {
-            store_one(&settings, &transcript, content).await?;
-        }
-        Ok(())
-    };
-    timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or(Err(None))
+/// What stores a result.
+struct Uploader {
+    settings: Settings,
+    transcript: Transcript,
+    told: watch::Sender<String>,
 }
 
-async fn store_one(settings: &Settings, transcript: &Transcript, content: &Content) -> Outcome {
-    let mut backoff = Backoff::new();
-    let mut last = String::new();
-    loop {
-        let (trouble, refused) = match put(settings, content).await {
-            Ok(()) => return Ok(()),
-            Err(Failure::Trouble(trouble)) => (trouble, None),
-            Err(Failure::Refused(status, said)) => (said, Some(status)),
+impl Uploader {
+    /// Stores every content, trying again for as long as a final report would be.
+    async fn store(&self, contents: &[Content]) -> Outcome {
+        let all = async {
+            for content in contents {
+                self.store_one(content).await?;
+            }
+            Ok(())
         };
-        if trouble != last {
+        timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or(Err(None))
+    }
+
+    async fn store_one(&self, content: &Content) -> Outcome {
+        let mut backoff = Backoff::new();
+        loop {
+            let (trouble, refused) = match put(&self.settings, content).await {
+                Ok(()) => return Ok(()),
+                Err(Failure::Trouble(trouble)) => (trouble, None),
+                Err(Failure::Refused(status, said)) => (said, Some(status)),
+            };
             // The words are the gateway's or the system's, and name objects of this namespace at most.
-            let shown = clip(&trouble, TROUBLE_BYTES);
-            transcript.line(Speaker::Worker, &format!("the result is not stored: {shown}"));
-            last = trouble;
+            let trouble = clip(&trouble, MAX_TROUBLE_BYTES);
+            if trouble != *self.told.borrow() {
+                self.transcript.line(Speaker::Worker, &format!("the result is not stored: {trouble}"));
+                self.told.send_replace(trouble);
+            }
+            if refused.is_some() {
+                return Err(refused);
+            }
+            sleep(backoff.wait(rand::random())).await;
         }
-        if refused.is_some() {
-            return Err(refused);
-        }
-        sleep(backoff.wait(rand::random())).await;
     }
 }

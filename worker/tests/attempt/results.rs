@@ -120,6 +120,21 @@ async fn c31_a_result_that_cannot_be_stored_is_never_completed(
     assert!(ended.diagnostic().contains("20000 bytes"), "{}", ended.diagnostic());
 }
 
+/// c31: a result that finds no room is told while it waits, in seconds; one that is stored at once costs no report.
+#[tokio::test(flavor = "multi_thread")]
+async fn c31_a_result_that_waits_for_room_is_told() {
+    let attempt = run("!fill 20000").start_with_answers(&[503]).await;
+    let told = attempt.gateway.report("what it waits for", |report| report.snapshot.storing.is_some()).await;
+    let storing = told.snapshot.storing.as_ref().expect("a result on its way");
+    assert_eq!((storing.size, told.snapshot.stage.as_str()), (20_000, "StoringResult"));
+    assert!(storing.trouble.as_ref().is_some_and(|trouble| trouble.contains("503")), "{storing:?}");
+    assert!(told.snapshot.idle && told.snapshot.final_.is_none() && told.result.is_none());
+    attempt.gateway.answer_uploads(&[]);
+    let ended = attempt.finish().await;
+    assert_eq!((ended.words().0, &ended.report.snapshot.storing), ("Completed", &None), "{}", ended.transcript);
+    assert_eq!(whole(&ended).len(), 20_000);
+}
+
 /// SIGTERM while no gateway takes the result: the end is still told within the pod's grace.
 #[tokio::test(flavor = "multi_thread")]
 async fn c31_c49_a_result_without_a_place_does_not_outlast_the_pods_grace() {

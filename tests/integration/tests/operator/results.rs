@@ -2,22 +2,22 @@
 
 use crate::{
     audit::{Mark, Request, lines},
-    world::{LIMIT, World, end, pod_name, status},
+    world::{LIMIT, World, end, has, pod_name, status},
 };
 use integration_tests::commands::kubectl;
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Node},
+    core::v1::{ConfigMap, Node, ResourceQuota},
     events::v1::Event,
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use nix::sys::signal::Signal;
 use scripted_agent::script::fill;
 use serde_json::json;
 use std::time::{Duration, Instant};
-use subagent_crds::{Phase, SubagentRun, names};
+use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions, names};
 use tokio::net::{TcpListener, UdpSocket};
 
 /// Design section 9: one more than for an inline result.
@@ -90,6 +90,55 @@ async fn r1_c31_a_large_result_survives_an_operator_that_is_killed() {
         read.push_str(&chunk.data.expect("data")["text"]);
     }
     assert_eq!((read == fill(size, "aä€"), world.prompts("large")), (true, 1));
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// c31: no room for the result. The status says that the agent is done, what the run waits for and what to do; with room the
+/// run ends well, without a second prompt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c31_a_result_without_room_says_so_in_the_status_and_waits() {
+    let world = World::new("no-room").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.run("run", "provider", "!gate end\n!fill 20000").await;
+    world.event("run", "gate", "end").await;
+    let none = json!({"metadata": {"name": "none"}, "spec": {"hard": {"configmaps": "0"}}});
+    let quota = world.namespace.create(&serde_json::from_value::<ResourceQuota>(none).expect("a quota")).await;
+    let quotas = world.namespace.api::<ResourceQuota>();
+    // As the quota controller would.
+    let counted = json!({"status": {"hard": {"configmaps": "0"}, "used": {"configmaps": "0"}}});
+    quotas.patch_status("none", &PatchParams::default(), &Patch::Merge(&counted)).await.expect("a quota");
+    let (maps, dry) = (world.namespace.api::<ConfigMap>(), PostParams { dry_run: true, ..PostParams::default() });
+    let any: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "any"}})).expect("a ConfigMap");
+    let (maps, dry, any) = (&maps, &dry, &any);
+    world
+        .namespace
+        .eventually("the quota is in force", LIMIT, async || match maps.create(dry, any).await {
+            Err(error) if error.to_string().contains("exceeded quota") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    world.node.collector().open_gate("end");
+    let says = |status: &SubagentRunStatus| {
+        status.message.as_ref().is_some_and(|message| message.contains("exceeded quota: none"))
+    };
+    let waits = world.until("run", "says what it waits for", says).await;
+    let message = status(&waits).message.clone().unwrap_or_default();
+    assert!(message.contains("its result of 20000 bytes is not stored"), "{message}");
+    assert!(message.contains("raise the quota, or delete ConfigMaps"), "{message}");
+    assert_eq!(status(&waits).phase, Some(Phase::Running));
+    let finished = conditions::get(&status(&waits).conditions, conditions::FINISHED).expect("the condition");
+    assert_eq!((finished.status.as_str(), finished.reason.as_str()), ("False", "StoringResult"));
+    assert_eq!(finished.message, message);
+    assert!(warnings(&world, &waits, "ResultNotStored").await.contains("exceeded quota"));
+    quotas.delete(&quota.name_any(), &DeleteParams::default()).await.expect("a deletion");
+    let run = world.stopped("run").await;
+    assert_eq!(end(&run), (Phase::Completed, "Completed"), "{:?}", status(&run).message);
+    assert!(has(status(&run), conditions::FINISHED));
+    assert_eq!(status(&run).result.as_ref().map(|result| (result.size, result.chunks)), Some((20_000, Some(1))));
+    assert_eq!(world.prompts("run"), 1);
     operator.stop().await;
     world.finish().await;
 }

@@ -64,8 +64,9 @@ pub struct Prompt {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub content: Option<Vec<ContentBlock>>,
-    /// configMapKeyRef takes the prompt from a ConfigMap in the run's namespace, mounted into the pod. Creating such a
-    /// run needs the right to get that ConfigMap. The digest of what the agent was given is recorded in
+    /// configMapKeyRef takes the prompt from a ConfigMap in the run's namespace, mounted into the pod. UTF-8 text of 1 byte
+    /// to 1 MiB, which is what a ConfigMap holds, in its data or binaryData. Creating such a run needs the right to get
+    /// that ConfigMap. The digest of what the agent was given is recorded in
     /// status.report.prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_map_key_ref: Option<ConfigMapKeyRef>,
@@ -98,7 +99,7 @@ pub struct ConfigMapKeyRef {
     /// name of the ConfigMap.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
-    /// key in its data.
+    /// key in its data or binaryData.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]
     pub key: String,
 }

@@ -70,6 +70,8 @@ pub const ACTIVITY_INTERVAL: Duration = Duration::from_secs(60);
 pub const MAX_TURNS: usize = 32;
 /// Longest diagnostic, in bytes, cut on a character boundary with a mark (contract c30).
 pub const MAX_DIAGNOSTIC_BYTES: usize = 4096;
+/// Largest prompt that comes from a ConfigMap, in bytes: what one can hold.
+pub const MAX_PROMPT_BYTES: usize = 1024 * 1024;
 /// Longest word on what keeps a result from being stored, in bytes: a message names it with what to do.
 pub const MAX_TROUBLE_BYTES: usize = 768;
 /// Folder in the pod that holds what the operator puts there: the worker's binary and the link's files.

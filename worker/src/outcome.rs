@@ -73,8 +73,21 @@ pub enum StartFault {
     NotAProgram,
     /// The system refused; its error number.
     Spawn(i32),
-    /// The mounted prompt cannot be read or is not UTF-8.
-    PromptFile,
+    /// The prompt that is mounted from a ConfigMap.
+    Prompt(PromptFault),
+}
+
+/// Why a mounted prompt cannot be used. The controller looked at it before: it was changed since, or came later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptFault {
+    /// Not there, or not readable for the container's user.
+    Unreadable,
+    /// No byte in it.
+    Empty,
+    /// Larger than a ConfigMap holds.
+    TooLarge,
+    /// Not UTF-8.
+    NotText,
 }
 
 /// What was wrong with an answer during the handshake.
@@ -368,7 +381,15 @@ fn start_fault(fault: StartFault) -> String {
                 .to_owned()
         }
         StartFault::Spawn(number) => format!("the system refused to start the command, error number {number}"),
-        StartFault::PromptFile => "the mounted prompt cannot be read as UTF-8 text".to_owned(),
+        StartFault::Prompt(fault) => {
+            let what = match fault {
+                PromptFault::Unreadable => "cannot be read by the container's user",
+                PromptFault::Empty => "is empty",
+                PromptFault::TooLarge => "is larger than 1 MiB",
+                PromptFault::NotText => "is not UTF-8 text",
+            };
+            format!("the prompt in the ConfigMap of spec.prompt.configMapKeyRef {what}")
+        }
     }
 }
 

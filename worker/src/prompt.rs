@@ -1,12 +1,9 @@
 //! The prompt: inline blocks, or a file that a ConfigMap is mounted as.
 
-use crate::output::hex;
+use crate::{outcome::PromptFault, output::hex};
 use sha2::{Digest, Sha256};
 use std::{fs, io::Read, path::Path};
-use subagent_link::{ContentBlock, Prompt, PromptDigest};
-
-/// Largest prompt file in bytes: what a ConfigMap can hold.
-const MAX_FILE_BYTES: u64 = 1024 * 1024;
+use subagent_link::{ContentBlock, MAX_PROMPT_BYTES, Prompt, PromptDigest};
 
 /// A prompt, ready to be sent.
 #[derive(Debug, PartialEq)]
@@ -18,15 +15,19 @@ pub struct LoadedPrompt {
 }
 
 impl LoadedPrompt {
-    /// Reads the prompt; `None` when its file is missing, too large or not UTF-8.
-    pub fn load(prompt: Prompt) -> Option<Self> {
+    /// Reads the prompt.
+    ///
+    /// # Errors
+    /// [`PromptFault`] of its file.
+    pub fn load(prompt: Prompt) -> Result<Self, PromptFault> {
         match prompt {
-            Prompt::Inline { content } => Some(Self { blocks: content, digest: None }),
+            Prompt::Inline { content } => Ok(Self { blocks: content, digest: None }),
             Prompt::File { path } => {
                 let bytes = read_bounded(Path::new(&path))?;
-                let digest = PromptDigest { sha256: hex(&Sha256::digest(&bytes)), size: bytes.len().try_into().ok()? };
-                let text = String::from_utf8(bytes).ok()?;
-                Some(Self { blocks: vec![ContentBlock::Text { text }], digest: Some(digest) })
+                let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+                let digest = PromptDigest { sha256: hex(&Sha256::digest(&bytes)), size };
+                let text = String::from_utf8(bytes).map_err(|_| PromptFault::NotText)?;
+                Ok(Self { blocks: vec![ContentBlock::Text { text }], digest: Some(digest) })
             }
         }
     }
@@ -37,10 +38,15 @@ impl LoadedPrompt {
     }
 }
 
-fn read_bounded(path: &Path) -> Option<Vec<u8>> {
+fn read_bounded(path: &Path) -> Result<Vec<u8>, PromptFault> {
     let mut bytes = Vec::new();
-    fs::File::open(path).ok()?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).ok()?;
-    (bytes.len() as u64 <= MAX_FILE_BYTES).then_some(bytes)
+    let file = fs::File::open(path).map_err(|_| PromptFault::Unreadable)?;
+    file.take(MAX_PROMPT_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|_| PromptFault::Unreadable)?;
+    match bytes.len() {
+        0 => Err(PromptFault::Empty),
+        size if size > MAX_PROMPT_BYTES => Err(PromptFault::TooLarge),
+        _ => Ok(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -58,8 +64,10 @@ mod tests {
         let loaded = load(b"hi\n").unwrap();
         assert_eq!(loaded.blocks, [ContentBlock::Text { text: "hi\n".into() }]);
         assert_eq!(loaded.digest.unwrap(), PromptDigest { sha256: hex(&Sha256::digest("hi\n")), size: 3 });
-        assert!(load(b"\xff").is_none());
-        assert!(load(&vec![b'x'; 1024 * 1024 + 1]).is_none());
-        assert!(LoadedPrompt::load(Prompt::File { path: "/nowhere".into() }).is_none());
+        assert!(load(&vec![b'x'; MAX_PROMPT_BYTES]).is_ok());
+        assert_eq!(load(b"\xff"), Err(PromptFault::NotText));
+        assert_eq!(load(b""), Err(PromptFault::Empty));
+        assert_eq!(load(&vec![b'x'; MAX_PROMPT_BYTES + 1]), Err(PromptFault::TooLarge));
+        assert_eq!(LoadedPrompt::load(Prompt::File { path: "/nowhere".into() }), Err(PromptFault::Unreadable));
     }
 }

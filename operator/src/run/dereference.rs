@@ -2,6 +2,7 @@
 
 use super::{
     plan::{self, World},
+    prompt::{self, PromptSource},
     validate::{Parent, Provider},
 };
 use crate::{
@@ -49,6 +50,7 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
             Err(error) if error.is_undecodable() => Provider::Undecodable(error.to_string()),
             Err(error) => return Err(error),
         };
+        world.prompt = prompt(client, &namespace, &world.run).await?;
     }
     if status.pod_uid.is_none() {
         world.parent = parent(client, &namespace, &world.run).await?;
@@ -62,7 +64,7 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
         }
         world.graces = graces(world.pod.as_ref());
         if status.pod_uid.is_some() && plan::current_report(&status).is_none() {
-            world.missing_prompt = missing_prompt(client, &namespace, &world.run).await?;
+            world.prompt = prompt(client, &namespace, &world.run).await?;
         }
         // The pod was read after the run. What its worker stored before it ended must be seen with its end.
         let runs: Api<SubagentRun> = Api::namespaced(client.clone(), &namespace);
@@ -113,19 +115,13 @@ async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<P
     }
 }
 
-/// Why the prompt cannot be mounted. The kubelet says it in Events only, and a pod that waits for a volume looks like one
-/// that is starting.
-async fn missing_prompt(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Option<String>, ReadError> {
+/// The prompt's ConfigMap. The kubelet says in Events only that one cannot be mounted, and a pod that waits for a volume
+/// looks like one that is starting.
+async fn prompt(client: &Client, namespace: &str, run: &SubagentRun) -> Result<PromptSource, ReadError> {
     let reference = run.spec.prompt.as_ref().and_then(|prompt| prompt.config_map_key_ref.as_ref());
-    let Some(reference) = reference else { return Ok(None) };
+    let Some(reference) = reference else { return Ok(PromptSource::Usable) };
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let named = format!("ConfigMap {}, named in spec.prompt.configMapKeyRef,", reference.name);
-    let Some(found) = api::get(&config_maps, &reference.name).await? else {
-        return Ok(Some(format!("{named} does not exist in this namespace; create it")));
-    };
-    let has_key = found.data.is_some_and(|data| data.contains_key(&reference.key))
-        || found.binary_data.is_some_and(|data| data.contains_key(&reference.key));
-    Ok((!has_key).then(|| format!("{named} has no key {}; add it", reference.key)))
+    Ok(prompt::judge(reference, api::get(&config_maps, &reference.name).await?.as_ref()))
 }
 
 /// Whether the node of a pod is there.

@@ -14,6 +14,7 @@ pub mod events;
 pub mod orphans;
 pub mod outcome;
 pub mod plan;
+pub mod prompt;
 pub mod status;
 pub mod validate;
 

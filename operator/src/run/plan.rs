@@ -6,6 +6,7 @@ use super::{
     archiving::Log,
     descendants::{self, Family},
     outcome,
+    prompt::PromptSource,
     status::{self, Stopped},
     validate::{self, Parent, Provider, Refusal, Request, Verdict},
 };
@@ -48,8 +49,8 @@ pub struct World {
     pub pod: Option<Pod>,
     /// Log of that pod; read right before the end of a run whose worker sent no transcript.
     pub log: Log,
-    /// Why the prompt's ConfigMap cannot be mounted; read while the worker has not reported.
-    pub missing_prompt: Option<String>,
+    /// The prompt's ConfigMap; read while the run is not accepted, and while the worker has not reported.
+    pub prompt: PromptSource,
     /// Why the provider's revision cannot be used; read when an attempt ended before its session existed.
     pub unusable_revision: Option<String>,
     /// The pod's node.
@@ -71,7 +72,7 @@ impl World {
             parent: Parent::NotAsked,
             pod: None,
             log: Log::Unread,
-            missing_prompt: None,
+            prompt: PromptSource::Usable,
             unusable_revision: None,
             node: Node::Present,
             graces: Duration::ZERO,
@@ -166,7 +167,7 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
         let done = status::ended(run, old, &outcome::rejected(refusal), now);
         Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)))
     };
-    let request = Request { run, provider: &world.provider, parent: &world.parent };
+    let request = Request { run, provider: &world.provider, parent: &world.parent, prompt: &world.prompt };
     match validate::validate(&request) {
         Verdict::Refused(refusal) => refused(&refusal),
         Verdict::Waits(refusal) => {
@@ -187,8 +188,9 @@ fn during(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
     let ours = world.pod.as_ref().filter(|pod| owned_by(pod, run));
     let observed = ours.map(|pod| {
         let mut observed = crate::pod::observe::observe(pod, world.node, released(run, pod));
-        if let (None, None, Some(message), false) =
-            (&observed.problem, &observed.ended, &world.missing_prompt, observed.deleting)
+        // One that is no prompt is the worker's to tell: it says what it was given.
+        if let (None, None, PromptSource::Missing(message), false) =
+            (&observed.problem, &observed.ended, &world.prompt, observed.deleting)
         {
             let message = message.clone();
             observed.problem = Some(StartProblem { reason: Reason::MissingReference, message, is_final: false });

@@ -3,6 +3,7 @@
 use super::{
     descendants::Family,
     plan::{Step, World, next},
+    prompt::PromptSource,
     status::is_started,
     validate::Provider,
 };
@@ -486,15 +487,29 @@ fn n4_a_worker_that_never_connected_says_what_it_met(#[case] heard: Value, #[cas
 fn n1_a_missing_prompt_has_its_own_reason() {
     let creating = json!({"waiting": {"reason": "PodInitializing"}});
     let mut world = world(run(with_pod()), Some(pod(creating, json!({}))));
-    world.missing_prompt = Some("ConfigMap prompts does not exist".into());
+    world.prompt = PromptSource::Missing("ConfigMap prompts does not exist".into());
     assert!(matches!(settle(&mut world, at(5)), Step::Wait(Some(_))));
     let shown = world.run.status.clone().unwrap();
     assert_eq!((shown.phase, shown.reason.as_deref()), (Some(Phase::Starting), Some("MissingReference")));
     let recorded = status(next(&world, at(600)));
     assert_eq!(recorded.stopping.as_ref().unwrap().reason, "MissingReference");
-    world.missing_prompt = None;
+    world.prompt = PromptSource::Usable;
     settle(&mut world, at(6));
     assert_eq!(world.run.status.unwrap().reason, None);
+}
+
+/// c5: a ConfigMap that holds no prompt is an argument outside its domain; one that is missing may still come.
+#[test]
+fn c5_a_configmap_that_holds_no_prompt_is_refused() {
+    let mut world = world(run(json!({})), None);
+    world.prompt = PromptSource::Missing("ConfigMap prompts does not exist".into());
+    assert_eq!(status(next(&world, at(1))).attempt, Some(1), "accepted");
+    world.prompt = PromptSource::Unusable("ConfigMap prompts is empty".into());
+    let refused = status(next(&world, at(1)));
+    assert_eq!((refused.phase, refused.reason.as_deref()), (Some(Phase::Rejected), Some("InvalidArgs")));
+    assert_eq!(refused.message.as_deref(), Some("ConfigMap prompts is empty"));
+    world.provider = Provider::Missing;
+    assert_eq!(status(next(&world, at(1))).reason.as_deref(), Some("NoProvider"), "in the contract's order");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Acceptance of a run (contract sections 2 and 3). Pure; the first failure in the contract's order wins.
 
+use super::prompt::PromptSource;
 use crate::schema_subset;
 use k8s_openapi::jiff::Timestamp;
 use subagent_crds::{
@@ -62,6 +63,8 @@ pub struct Request<'a> {
     pub provider: &'a Provider,
     /// Its parent.
     pub parent: &'a Parent,
+    /// Its prompt, when that comes from a ConfigMap.
+    pub prompt: &'a PromptSource,
 }
 
 /// The outcome of acceptance.
@@ -112,6 +115,9 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     let provider = ready_provider(request)?;
     capabilities(request.run, provider)?;
     arguments(request.run)?;
+    if let PromptSource::Unusable(why) = request.prompt {
+        return Err(refuse(Reason::InvalidArgs, why.clone()));
+    }
     if let Some(schema) = &spec.output_schema {
         schema_subset::check(schema).map_err(|violations| {
             let seen = format!("spec.outputSchema: {}", violations.join("; "));

@@ -71,7 +71,8 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
         attempt.ledger.keep_alive_within(seconds);
     }
     attempt.enter(Stage::Spawning);
-    let prompt = LoadedPrompt::load(assignment.prompt).ok_or(Halt::End(End::NotStarted(StartFault::PromptFile)))?;
+    let prompt =
+        LoadedPrompt::load(assignment.prompt).map_err(|fault| Halt::End(End::NotStarted(StartFault::Prompt(fault))))?;
     attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));
     attempt.start_agent(argv)?;
     let session = attempt.handshake(&assignment.transport).await?;

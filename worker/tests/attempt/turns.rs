@@ -131,6 +131,26 @@ async fn a_prompt_from_a_file_is_sent_with_its_digest() {
     assert_eq!(ended.report.snapshot.prompt.unwrap().size, 11);
 }
 
+/// The controller looked at the ConfigMap; what is mounted may be another one by then. No agent is started for it.
+#[rstest]
+#[case::not_text(Some(&b"\xff"[..]), "is not UTF-8 text")]
+#[case::empty(Some(&b""[..]), "is empty")]
+#[case::missing(None, "cannot be read")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_holds_no_prompt_is_told(#[case] bytes: Option<&[u8]>, #[case] fault: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt");
+    if let Some(bytes) = bytes {
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let mut setup = run("");
+    setup.assignment.prompt = Prompt::File { path: path.to_str().unwrap().into() };
+    let ended = setup.start().await.finish().await;
+    assert_eq!((ended.words(), ended.prompts), (("Error", "AgentStartFailed"), 0), "{}", ended.transcript);
+    let diagnostic = ended.diagnostic();
+    assert!(diagnostic.contains("spec.prompt.configMapKeyRef") && diagnostic.contains(fault), "{diagnostic}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn links_and_images_reach_the_agent() {
     let mut setup = run("");

@@ -4,11 +4,15 @@ use crate::{
     audit::{Mark, Request, lines},
     world::{LIMIT, World, end, has, status},
 };
-use k8s_openapi::api::events::v1::Event;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use k8s_openapi::api::{core::v1::ConfigMap, events::v1::Event};
 use kube::{ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use subagent_crds::{Phase, SubagentRun, conditions, content::Prompt};
+use subagent_crds::{
+    Phase, SubagentRun, conditions,
+    content::{ConfigMapKeyRef, Prompt},
+};
 
 /// What is asked for beside the prompt, the reason it is refused with, and the word that must be in the message.
 fn cases() -> Vec<(&'static str, Value, &'static str, &'static str)> {
@@ -144,6 +148,40 @@ async fn c5_parameters_over_the_bound_are_refused() {
     let run = world.stopped("run").await;
     assert_eq!(end(&run), (Phase::Rejected, "InvalidArgs"), "{}", run.name_any());
     nothing_happened(&run);
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// c5: a ConfigMap that is there and holds no prompt is refused like any other argument, and names what to correct; what is
+/// binary for Kubernetes may be text all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c5_a_configmap_without_a_prompt_is_refused() {
+    let world = World::new("prompt-file").await;
+    let operator = world.operator().await;
+    world.provider("provider", &[]).await;
+    let map = json!({
+        "metadata": {"name": "prompts"}, "data": {"empty": ""},
+        "binaryData": {"latin1": BASE64_STANDARD.encode(b"gr\xfc\xdfe"), "text": BASE64_STANDARD.encode("grüße")},
+    });
+    world.namespace.create(&serde_json::from_value::<ConfigMap>(map).expect("a ConfigMap")).await;
+    let create = async |key: &str| {
+        let mut run = world.make_run(key, "provider", "");
+        let reference = ConfigMapKeyRef { name: "prompts".into(), key: key.into() };
+        run.spec.prompt = Some(Prompt { config_map_key_ref: Some(reference), ..Prompt::default() });
+        world.namespace.create(&run).await
+    };
+    for (key, fault) in [("empty", "it is empty"), ("latin1", "it is no UTF-8 text from byte 2 on")] {
+        create(key).await;
+        let run = world.stopped(key).await;
+        assert_eq!(end(&run), (Phase::Rejected, "InvalidArgs"), "{key}");
+        let message = status(&run).message.clone().unwrap_or_default();
+        for words in ["ConfigMap prompts", "spec.prompt.configMapKeyRef", key, fault, "correct it"] {
+            assert!(message.contains(words), "{key}: {message}");
+        }
+        nothing_happened(&run);
+    }
+    create("text").await;
+    world.until("text", "accepted", |status| has(status, conditions::ACCEPTED)).await;
     operator.stop().await;
     world.finish().await;
 }

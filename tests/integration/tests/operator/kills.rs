@@ -11,7 +11,6 @@ use nix::{
     unistd::Pid,
 };
 use rstest::rstest;
-use std::time::Duration;
 use subagent_crds::{Phase, SubagentRun, conditions};
 
 /// Where the run is when it happens.
@@ -148,6 +147,7 @@ async fn r17_t8_a_run_created_again_under_its_name_gets_nothing_of_the_first() {
     let first = world.run("run", "provider", "!gate first\n!say first").await;
     world.event("run", "gate", "first").await;
     world.until("run", "running", |status| status.phase == Some(Phase::Running)).await;
+    let worker = world.node.worker(&pod_name(&first, 1)).await;
     world.delete_run("run").await;
     world.node.collector().open_gate("first");
     world.gone("run").await;
@@ -158,8 +158,8 @@ async fn r17_t8_a_run_created_again_under_its_name_gets_nothing_of_the_first() {
         (ended.metadata.uid.clone(), end(&ended), text(&ended)),
         (second.metadata.uid, (Phase::Completed, "Completed"), "second")
     );
-    // Longer than a worker's reconnects: whatever was in flight has arrived or was refused.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Nobody is left who could report for the first.
+    worker.exit().await;
     let later: SubagentRun = world.namespace.api().get("run").await.expect("the run");
     assert_eq!(later.status, ended.status);
     operator.stop().await;

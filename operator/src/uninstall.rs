@@ -55,10 +55,13 @@ pub async fn run(client: Client, settings: &Settings, deployment: &str) -> anyho
                 }
                 Left::Live { namespace, name, phase } => {
                     live += 1;
-                    tracing::warn!("{}", remedy(&namespace, &name, &phase));
+                    tracing::warn!("run {name} in namespace {namespace} is {phase}");
                 }
             }
         }
+    }
+    if live > 0 {
+        tracing::warn!("{}", remedy());
     }
     tracing::info!(released, live, "finished runs were let go; live ones keep their finalizers");
     Ok(())
@@ -142,11 +145,11 @@ async fn release(client: &Client, run: &SubagentRun) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a person can do about a run that keeps its finalizer.
-fn remedy(namespace: &str, name: &str, phase: &str) -> String {
-    let none = r#"'{"metadata":{"finalizers":null}}'"#;
+/// What a person can do about runs that keep their finalizers, once for all of them. Without a double quote: Helm prints the
+/// log as one quoted line.
+fn remedy() -> String {
     format!(
-        "run {name} in namespace {namespace} is {phase}: it goes on, and an operator that is installed again takes it up. To let go of it without one, which leaves its agent to itself: kubectl patch subagentrun {name} --namespace {namespace} --type=merge -p {none}, and the same for its pods: kubectl get pods --namespace {namespace} -l {}={name}",
+        "runs that are live go on, and an operator that is installed again takes them up. To let go of one without it, which leaves its agent to itself: kubectl patch subagentrun NAME --namespace NAMESPACE --type=merge -p 'metadata: {{finalizers: null}}', and the same for its pods: kubectl get pods --namespace NAMESPACE -l {}=NAME",
         names::RUN_LABEL
     )
 }

@@ -216,10 +216,10 @@ async fn r17_a_final_report_after_a_terminal_phase_changes_nothing() {
     worker.report(1, json!({"turnCount": 1, "idle": false})).await;
     let before = written(&world.set_status("late", json!({"phase": "Failed", "reason": "DeadlineExceeded"})).await);
     worker.say(&final_report(2, "too late", "t")).await;
-    assert_eq!(worker.refused().await, (RefusalReason::Terminal, false));
+    assert_eq!(worker.refused_for_good(&world.replica, &token, &run, 2).await, RefusalReason::Terminal);
     assert_eq!(written(&world.live("late").await), before);
     let mut again = Worker::hello(&world.replica, &token, &run, 1, 2).await;
-    assert_eq!(again.refused().await, (RefusalReason::Terminal, false));
+    assert_eq!(again.refused_for_good(&world.replica, &token, &run, 2).await, RefusalReason::Terminal);
 }
 
 #[tokio::test]
@@ -258,7 +258,7 @@ async fn r9_a_report_of_an_attempt_that_was_given_up_is_refused() {
     let second = world.pod("moved-2", &run).await;
     let before = written(&world.begin(&run, 2, &second).await);
     worker.say(&final_report(2, "old", "t")).await;
-    assert_eq!(worker.refused().await, (RefusalReason::NotCurrent, false));
+    assert_eq!(worker.refused_for_good(&world.replica, &token, &run, 2).await, RefusalReason::NotCurrent);
     assert_eq!(written(&world.live("moved").await), before);
 }
 

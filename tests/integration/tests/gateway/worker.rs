@@ -134,6 +134,26 @@ impl Worker {
         }
     }
 
+    /// The reason of a refusal that stays. A gateway that could not ask the API server in time says "come again", and like
+    /// any worker this one does: what it had to say is then judged by its hello.
+    pub async fn refused_for_good(
+        &mut self,
+        replica: &Replica,
+        token: &str,
+        run: &SubagentRun,
+        seq: i64,
+    ) -> RefusalReason {
+        const TRIES: usize = 5;
+        for _ in 0..TRIES {
+            match self.refused().await {
+                (reason, false) => return reason,
+                (RefusalReason::Unavailable, true) => *self = Self::hello(replica, token, run, 1, seq).await,
+                (other, true) => panic!("a refusal for good was expected, not {other:?}"),
+            }
+        }
+        panic!("the gateway could not ask the API server {TRIES} times")
+    }
+
     pub async fn acknowledged(&mut self) -> i64 {
         match self.next().await {
             Heard::Message(GatewayMessage::Ack { seq }) => seq,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::programs::Found;
@@ -13,6 +13,8 @@ use super::scratch::Scratch;
 const LIMIT_SECONDS: u32 = 180;
 /// Tests at a time: they wait most of theirs.
 const AT_A_TIME: usize = 4;
+/// Folder of the tests that share an API server.
+const INTEGRATION: &str = "tests/integration";
 /// Exit code of a test program with a failed test.
 const FAILED: i32 = 101;
 /// Exit codes of `timeout`: the limit was reached, and then SIGKILL was needed.
@@ -40,9 +42,11 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Runs tests side by side; the verdicts are in their order. What they leave running is ended.
+/// Runs tests side by side; the verdicts are in their order. What they leave running is ended. Tests of one API server go one
+/// at a time: some change definitions that hold for all of it, which the programs themselves do before anything else.
 pub fn together(scratch: &Scratch, tests: &[&Found]) -> Vec<Verdict> {
     let next = AtomicUsize::new(0);
+    let api_server = Mutex::new(());
     let verdicts = Mutex::new(vec![Verdict::Broken("it did not run".to_owned()); tests.len()]);
     std::thread::scope(|scope| {
         for _ in 0..AT_A_TIME.min(tests.len()) {
@@ -50,7 +54,10 @@ pub fn together(scratch: &Scratch, tests: &[&Found]) -> Vec<Verdict> {
                 while let Some((index, test)) =
                     Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|index| Some((index, tests.get(index)?)))
                 {
+                    let shares = test.program.folder.ends_with(INTEGRATION);
+                    let alone = shares.then(|| api_server.lock().unwrap_or_else(PoisonError::into_inner));
                     let verdict = test.run(scratch);
+                    drop(alone);
                     if let Ok(mut verdicts) = verdicts.lock() {
                         verdicts[index] = verdict;
                     }

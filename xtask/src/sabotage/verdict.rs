@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::programs::Found;
 use super::scratch::Scratch;

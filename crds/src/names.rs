@@ -26,9 +26,11 @@ pub const CHUNKS_ANNOTATION: &str = "subagents.dev/chunks";
 pub const DROPPED_BYTES_ANNOTATION: &str = "subagents.dev/dropped-bytes";
 /// Annotation on a transcript's ConfigMap: Worker or Log, as in `status.transcript.source`.
 pub const SOURCE_ANNOTATION: &str = "subagents.dev/source";
-/// Label on a ControllerRevision: the provider's UID.
+/// Label on the pod of a probe, and nothing else: the number of the probe. Such a pod belongs to a provider and to no run.
+pub const PROBE_LABEL: &str = "subagents.dev/probe";
+/// Label on a ControllerRevision and on the pod of a probe: the provider's UID.
 pub const PROVIDER_UID_LABEL: &str = "subagents.dev/provider-uid";
-/// Label on a ControllerRevision: the provider's name.
+/// Label on a ControllerRevision and on the pod of a probe: the provider's name.
 pub const PROVIDER_LABEL: &str = "subagents.dev/provider";
 /// Prefix of every label and annotation that belongs to the operator.
 pub const PREFIX: &str = "subagents.dev/";

@@ -1,7 +1,7 @@
 //! `SubagentProvider`: a named way to run child agents.
 
 use crate::schemas;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,9 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", description = "Why it is ready or not"),
     printcolumn(name = "Description", type_ = "string", json_path = ".spec.description", description = "What it is for"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.name", description = "What the agent called itself when it was probed", priority = 1),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.agent.version", description = "The agent's version", priority = 1),
+    printcolumn(name = "Capabilities", type_ = "string", json_path = ".status.capabilities", description = "What runs may ask for", priority = 1),
     printcolumn(name = "Permission", type_ = "string", json_path = ".spec.transport.acp.permission.mode", description = "How permission requests are answered", priority = 1),
     printcolumn(name = "Revision", type_ = "string", json_path = ".status.revision", description = "ControllerRevision that new runs get", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].message", priority = 1)
@@ -56,8 +59,9 @@ pub struct SubagentProviderSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100000))]
     pub max_concurrent_runs: Option<i32>,
-    /// probe says when the agent is tried in a pod of its own. Never is the default in this version; OnChange is not
-    /// available yet and leaves the provider not ready.
+    /// probe says when the agent is tried. OnChange (default): a short pod of the same template starts it after every
+    /// accepted change, and what it answers is in status.agent and status.capabilities. Never: not at all; a capability
+    /// that only an agent can advertise counts as absent.
     #[serde(default)]
     pub probe: Probe,
 }
@@ -76,9 +80,9 @@ pub enum Context {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Probe {
     /// After every accepted change.
+    #[default]
     OnChange,
     /// Not at all.
-    #[default]
     Never,
 }
 
@@ -235,11 +239,37 @@ pub struct SubagentProviderStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub revision: Option<String>,
-    /// agent is what a probe learned about the agent.
+    /// agent is what the agent said of itself to the probe of this revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<crate::report::Agent>,
-    /// capabilities are what a run of this provider may ask for.
+    /// capabilities are what a run of this provider may ask for: what every agent has here, and what this one advertised
+    /// to the probe.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::word_set")]
     pub capabilities: Vec<String>,
+    /// probe is what the last finished probe of the agent came to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probed>,
+}
+
+/// What a finished probe came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Probed {
+    /// revision that was probed.
+    #[schemars(length(max = 253))]
+    pub revision: String,
+    /// attempt is the number of the probe among those of the revision, from 1.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub attempt: i32,
+    /// finishedAt is when its end was seen.
+    pub finished_at: Time,
+    /// reason is why it failed, as in a run's status.reason. Absent when the agent answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub reason: Option<String>,
+    /// message says more about the failure, for a person.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub message: Option<String>,
 }

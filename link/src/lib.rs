@@ -12,6 +12,7 @@
 //! ends archive alike. Nothing else.
 
 mod message;
+mod probe;
 mod snapshot;
 mod tail;
 mod upload;
@@ -22,6 +23,7 @@ pub use message::{
     AcpTransport, Assignment, ContentBlock, ContentDigest, Deadlines, Decode, DecodeError, GatewayMessage, KnownKinds,
     PermissionMode, Prompt, RefusalReason, ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
 };
+pub use probe::{Finding, MAX_FINDING_BYTES, ProbeConfig};
 pub use snapshot::{
     Activity, Agent, Final, Permissions, PromptDigest, Session, SessionOrigin, Snapshot, Storing, Turn, Usage,
     UsageCost,

@@ -88,6 +88,17 @@ fn watch<K: Watched>(
     watcher::watcher(api, config).default_backoff().try_filter_map(move |event| ready(Ok(guard.decoded(event))))
 }
 
+/// Takes the resourceVersion off an object that is gone, so that this can count as a change of it.
+fn mark_gone<K: Watched>(event: Event<K>) -> Event<K> {
+    match event {
+        Event::Delete(mut object) => {
+            object.meta_mut().resource_version = None;
+            Event::Delete(object)
+        }
+        event => event,
+    }
+}
+
 /// What a watch knows of objects that do not decode.
 struct Guard<F> {
     context: Context,
@@ -168,8 +179,8 @@ pub fn warn<K: Watched>(recorder: &Recorder, metadata: &ObjectMeta, reason: &str
     });
 }
 
-/// A stream of changed objects: one item per change of `facts`. One that does not decode is skipped; what reports it is the
-/// cache of its own controller.
+/// A stream of changed objects: one item per change of `facts`. One that is gone comes without resourceVersion. One that does
+/// not decode is skipped; what reports it is the cache of its own controller.
 pub fn changes<K: Watched>(
     context: &Context,
     scope: &Scope,
@@ -177,6 +188,7 @@ pub fn changes<K: Watched>(
     facts: fn(&K) -> Option<u64>,
 ) -> impl Stream<Item = Result<K, watcher::Error>> + Send + 'static {
     watch::<K>(context, scope, config, None::<fn(&ObjectMeta)>)
+        .map_ok(mark_gone)
         .touched_objects()
         .predicate_filter(facts, PredicateConfig::default())
         .boxed()

@@ -26,6 +26,12 @@ enum Command {
         #[arg(last = true, required = true)]
         argv: Vec<OsString>,
     },
+    /// Be process 1: start the agent, learn what it can do, and leave that as the container's termination message.
+    Probe {
+        /// The agent's command line; its first word is looked up on PATH.
+        #[arg(last = true, required = true)]
+        argv: Vec<OsString>,
+    },
 }
 
 impl Cli {
@@ -40,6 +46,7 @@ impl Cli {
         let result = match self.command {
             Command::Install { dest_dir } => install::install(&dest_dir).map(|()| ExitCode::SUCCESS),
             Command::Run { argv } => run::run(argv),
+            Command::Probe { argv } => run::probe(argv),
         };
         result.unwrap_or_else(|error| {
             tracing::error!("{error:#}");

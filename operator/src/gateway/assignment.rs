@@ -1,9 +1,8 @@
 //! What a worker is told to do, from the live run and the provider's revision. Pure.
 
-use subagent_crds::{SubagentProviderSpec, SubagentRun, content, provider};
-use subagent_link::{
-    AcpTransport, Assignment, ContentBlock, Deadlines, PROMPT_FILE, PermissionMode, Prompt, StopGraces,
-};
+use crate::provider::for_worker;
+use subagent_crds::{SubagentProviderSpec, SubagentRun, content};
+use subagent_link::{Assignment, ContentBlock, Deadlines, PROMPT_FILE, Prompt};
 
 /// A run that gives no assignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,23 +20,12 @@ pub(super) fn build(
     max_result_bytes: i64,
 ) -> Result<Assignment, AssignmentError> {
     let prompt = prompt(run.spec.prompt.as_ref().ok_or(AssignmentError::NoPrompt)?)?;
-    let acp = provider.transport.acp.as_ref().ok_or(AssignmentError::NoTransport)?;
+    let transport = for_worker::transport(provider).ok_or(AssignmentError::NoTransport)?;
     let effective = run.status.as_ref().and_then(|status| status.effective.as_ref());
     Ok(Assignment {
         prompt,
-        transport: AcpTransport {
-            permission: match acp.permission.mode {
-                provider::PermissionMode::Reject => PermissionMode::Reject,
-                provider::PermissionMode::Allow => PermissionMode::Allow,
-            },
-            auth_method: acp.auth_method.clone(),
-            session_mode: acp.session_mode.clone(),
-        },
-        stop: StopGraces {
-            cancel_grace_seconds: provider.stop.cancel_grace_seconds,
-            eof_grace_seconds: provider.stop.eof_grace_seconds,
-            term_grace_seconds: provider.stop.term_grace_seconds,
-        },
+        transport,
+        stop: for_worker::stop(provider),
         deadlines: Deadlines {
             active_seconds: effective.and_then(|effective| effective.active_deadline_seconds),
             idle_seconds: effective.and_then(|effective| effective.idle_deadline_seconds),
@@ -73,6 +61,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
     use serde_json::{Value, json};
+    use subagent_link::{AcpTransport, PermissionMode, StopGraces};
 
     fn run(prompt: Value) -> SubagentRun {
         serde_json::from_value(json!({

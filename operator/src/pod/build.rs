@@ -1,6 +1,8 @@
-//! The worker pod (design section 8). Pure: the same run, provider and attempt give the same pod.
+//! The worker pod (design section 8). Pure: the same run, provider and attempt give the same pod. The pod of a probe is
+//! the same one with another subcommand, so that it fails where a run would.
 
-use crate::{naming, pod::template};
+use crate::{naming, pod::template, provider::for_worker};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use subagent_crds::{SubagentProviderSpec, content::ConfigMapKeyRef, names};
@@ -22,6 +24,9 @@ const STOP_MARGIN_SECONDS: i64 = 15;
 const CHECKPOINT_SECONDS: i64 = 30;
 /// What a pod gets when its template says nothing.
 const DEFAULT_TERMINATION_SECONDS: i64 = 30;
+
+/// Which container `kubectl` means when nobody says.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// What the pod is for.
 #[derive(Clone, Debug)]
@@ -55,21 +60,89 @@ pub fn termination_seconds(provider: &SubagentProviderSpec) -> i64 {
     ladder.max(own.unwrap_or(DEFAULT_TERMINATION_SECONDS))
 }
 
-/// Builds the pod. The template must have passed [`template::check`].
+/// What a probe's pod is for.
+#[derive(Clone, Debug)]
+pub struct Probe<'a> {
+    /// Namespace of the provider.
+    pub namespace: &'a str,
+    /// Name of the provider.
+    pub provider: &'a str,
+    /// UID of the provider.
+    pub provider_uid: &'a str,
+    /// Name of the pod.
+    pub pod: &'a str,
+    /// Number of the probe, from 1.
+    pub attempt: i32,
+    /// Seconds after which the kubelet ends it.
+    pub deadline_seconds: i64,
+    /// Image with the worker's binary.
+    pub worker_image: &'a str,
+}
+
+/// What differs between the pods of one template.
+struct Made<'a> {
+    /// The worker's subcommand.
+    subcommand: &'a str,
+    worker_image: &'a str,
+    parameters: Option<&'a BTreeMap<String, String>>,
+    /// Volumes for container `agent`, each with its place.
+    volumes: Vec<(&'a str, Value)>,
+    metadata: Value,
+}
+
+/// Builds the pod of a run's attempt. The template must have passed [`template::check`].
 pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
+    let mut volumes = vec![(link::LINK_DIR, link_volume())];
+    if let Some(reference) = worker.prompt_file {
+        volumes.push(("/subagents/prompt", json!({"name": PROMPT_VOLUME, "configMap": {"name": reference.name, "items": [{"key": reference.key, "path": "prompt"}]}})));
+    }
+    let made = Made {
+        subcommand: "run",
+        worker_image: worker.worker_image,
+        parameters: worker.parameters,
+        volumes,
+        metadata: metadata(provider, worker),
+    };
+    assemble(provider, made)
+}
+
+/// Builds the pod of a probe: nothing of it is for the gateway, and nothing keeps it when its provider goes.
+pub fn build_probe(provider: &SubagentProviderSpec, probe: &Probe<'_>) -> Value {
+    let made = Made {
+        subcommand: "probe",
+        worker_image: probe.worker_image,
+        parameters: None,
+        volumes: vec![(link::LINK_DIR, config_volume())],
+        metadata: probe_metadata(provider, probe),
+    };
+    let mut pod = assemble(provider, made);
+    pod["spec"]["activeDeadlineSeconds"] = json!(probe.deadline_seconds);
+    // The finding is the termination message: where the worker leaves it, and nothing but what it leaves there.
+    let containers = pod["spec"]["containers"].as_array_mut().into_iter().flatten();
+    for agent in containers.filter(|container| container["name"] == names::AGENT_CONTAINER) {
+        for field in ["terminationMessagePath", "terminationMessagePolicy"] {
+            agent.as_object_mut().map(|agent| agent.remove(field));
+        }
+    }
+    pod
+}
+
+fn working_dir(provider: &SubagentProviderSpec) -> String {
+    let own = template::agent(&provider.template).and_then(|agent| agent["workingDir"].as_str());
+    own.filter(|dir| !dir.is_empty()).unwrap_or(link::DEFAULT_CWD).to_owned()
+}
+
+fn assemble(provider: &SubagentProviderSpec, made: Made<'_>) -> Value {
     let mut spec = provider.template["spec"].as_object().cloned().unwrap_or_default();
     let agent = template::agent(&provider.template).cloned().unwrap_or_default();
-    let cwd = agent["workingDir"].as_str().filter(|dir| !dir.is_empty()).unwrap_or(link::DEFAULT_CWD).to_owned();
+    let cwd = working_dir(provider);
     let is_default = cwd.trim_end_matches('/') == link::DEFAULT_CWD;
 
-    let mut agent_mounts = vec![
-        json!({"name": BINARY_VOLUME, "mountPath": link::POD_DIR}),
-        json!({"name": LINK_VOLUME, "mountPath": link::LINK_DIR, "readOnly": true}),
-    ];
-    let mut volumes = vec![json!({"name": BINARY_VOLUME, "emptyDir": {}}), link_volume()];
-    if let Some(reference) = worker.prompt_file {
-        agent_mounts.push(json!({"name": PROMPT_VOLUME, "mountPath": "/subagents/prompt", "readOnly": true}));
-        volumes.push(json!({"name": PROMPT_VOLUME, "configMap": {"name": reference.name, "items": [{"key": reference.key, "path": "prompt"}]}}));
+    let mut agent_mounts = vec![json!({"name": BINARY_VOLUME, "mountPath": link::POD_DIR})];
+    let mut volumes = vec![json!({"name": BINARY_VOLUME, "emptyDir": {}})];
+    for (path, volume) in made.volumes {
+        agent_mounts.push(json!({"name": volume["name"], "mountPath": path, "readOnly": true}));
+        volumes.push(volume);
     }
     if is_default && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
         agent_mounts.push(json!({"name": WORKSPACE_VOLUME, "mountPath": link::DEFAULT_CWD}));
@@ -77,18 +150,17 @@ pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
     }
     append(&mut spec, "volumes", volumes);
 
-    let mut init = vec![init_container(&agent, worker.worker_image)];
+    let mut init = vec![init_container(&agent, made.worker_image)];
     init.extend(spec.get("initContainers").and_then(Value::as_array).cloned().unwrap_or_default());
     spec.insert("initContainers".into(), Value::Array(init));
     for container in containers(&mut spec, "containers") {
         if container.get("name").is_some_and(|name| name == names::AGENT_CONTAINER) {
-            wrap(container, &cwd, agent_mounts.clone());
+            wrap(container, made.subcommand, &cwd, agent_mounts.clone());
         }
     }
     for list in ["initContainers", "containers"] {
-        let parameters = worker.parameters;
         containers(&mut spec, list).for_each(|container| {
-            parameterise(container, parameters);
+            parameterise(container, made.parameters);
             secure_container(container);
         });
     }
@@ -101,12 +173,12 @@ pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(provider, worker, &cwd),
+        "metadata": made.metadata,
         "spec": spec,
     })
 }
 
-fn metadata(provider: &SubagentProviderSpec, worker: &Worker<'_>, cwd: &str) -> Value {
+fn metadata(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
     let template = &provider.template["metadata"];
     let mut labels = template["labels"].as_object().cloned().unwrap_or_default();
     labels.insert(names::RUN_LABEL.into(), json!(worker.run));
@@ -118,44 +190,85 @@ fn metadata(provider: &SubagentProviderSpec, worker: &Worker<'_>, cwd: &str) -> 
         run: worker.run.to_owned(),
         run_uid: worker.run_uid.to_owned(),
         attempt: worker.attempt,
-        cwd: cwd.to_owned(),
-        stop: link::StopGraces {
-            cancel_grace_seconds: provider.stop.cancel_grace_seconds,
-            eof_grace_seconds: provider.stop.eof_grace_seconds,
-            term_grace_seconds: provider.stop.term_grace_seconds,
-        },
+        cwd: working_dir(provider),
+        stop: for_worker::stop(provider),
     };
-    let mut annotations = template["annotations"].as_object().cloned().unwrap_or_default();
-    let config = serde_json::to_string(&config).unwrap_or_default();
-    annotations.insert(names::WORKER_CONFIG_ANNOTATION.into(), json!(config));
+    let mut annotations = annotations(template, &config);
     annotations.insert(names::GATEWAY_ROOTS_ANNOTATION.into(), json!(worker.gateway_roots));
     // So that `kubectl logs` and `kubectl exec` need no -c, and do not say which container they picked.
-    annotations.entry("kubectl.kubernetes.io/default-container").or_insert(json!(names::AGENT_CONTAINER));
+    annotations.entry(DEFAULT_CONTAINER).or_insert(json!(names::AGENT_CONTAINER));
     json!({
         "name": naming::pod(worker.run, worker.run_uid, worker.attempt),
         "namespace": worker.namespace,
         "labels": labels,
         "annotations": annotations,
         "finalizers": [names::POD_FINALIZER],
-        "ownerReferences": [{
-            "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
-            "kind": "SubagentRun",
-            "name": worker.run,
-            "uid": worker.run_uid,
-            "controller": true,
-        }],
+        "ownerReferences": [owner("SubagentRun", worker.run, worker.run_uid)],
     })
 }
 
+fn probe_metadata(provider: &SubagentProviderSpec, probe: &Probe<'_>) -> Value {
+    let template = &provider.template["metadata"];
+    let mut labels = template["labels"].as_object().cloned().unwrap_or_default();
+    labels.insert(names::PROVIDER_LABEL.into(), json!(probe.provider));
+    labels.insert(names::PROVIDER_UID_LABEL.into(), json!(probe.provider_uid));
+    labels.insert(names::PROBE_LABEL.into(), json!(probe.attempt.to_string()));
+    let config = link::ProbeConfig {
+        namespace: probe.namespace.to_owned(),
+        provider: probe.provider.to_owned(),
+        attempt: probe.attempt,
+        cwd: working_dir(provider),
+        stop: for_worker::stop(provider),
+        transport: for_worker::transport(provider).unwrap_or_default(),
+    };
+    let mut annotations = annotations(template, &config);
+    annotations.entry(DEFAULT_CONTAINER).or_insert(json!(names::AGENT_CONTAINER));
+    json!({
+        "name": probe.pod,
+        "namespace": probe.namespace,
+        "labels": labels,
+        "annotations": annotations,
+        "ownerReferences": [owner("SubagentProvider", probe.provider, probe.provider_uid)],
+    })
+}
+
+/// The template's annotations, and the worker's configuration.
+fn annotations(template: &Value, config: &impl Serialize) -> Map<String, Value> {
+    let mut annotations = template["annotations"].as_object().cloned().unwrap_or_default();
+    let config = serde_json::to_string(config).unwrap_or_default();
+    annotations.insert(names::WORKER_CONFIG_ANNOTATION.into(), json!(config));
+    annotations
+}
+
+fn owner(kind: &str, name: &str, uid: &str) -> Value {
+    json!({
+        "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": true,
+    })
+}
+
+/// A file of a projected volume that holds an annotation of the pod.
+fn annotation_file(key: &str, path: &str) -> Value {
+    json!({"path": path, "fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}})
+}
+
 fn link_volume() -> Value {
-    let annotation = |key: &str, path: &str| json!({"path": path, "fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}});
     json!({"name": LINK_VOLUME, "projected": {"sources": [
         {"downwardAPI": {"items": [
-            annotation(names::WORKER_CONFIG_ANNOTATION, link::CONFIG_FILE),
-            annotation(names::GATEWAY_ROOTS_ANNOTATION, link::ROOTS_FILE),
+            annotation_file(names::WORKER_CONFIG_ANNOTATION, link::CONFIG_FILE),
+            annotation_file(names::GATEWAY_ROOTS_ANNOTATION, link::ROOTS_FILE),
         ]}},
         {"serviceAccountToken": {"audience": link::AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": link::TOKEN_FILE}},
     ]}})
+}
+
+/// The same without what a connection to the gateway needs.
+fn config_volume() -> Value {
+    let config = annotation_file(names::WORKER_CONFIG_ANNOTATION, link::CONFIG_FILE);
+    json!({"name": LINK_VOLUME, "projected": {"sources": [{"downwardAPI": {"items": [config]}}]}})
 }
 
 /// Brings the worker's binary into the pod. It runs as the agent does, so that what passes for the agent passes for it.
@@ -189,9 +302,9 @@ fn init_resources(agent: &Value) -> Value {
 }
 
 /// Puts the worker in front of the agent's own command line.
-fn wrap(container: &mut Map<String, Value>, cwd: &str, mounts: Vec<Value>) {
+fn wrap(container: &mut Map<String, Value>, subcommand: &str, cwd: &str, mounts: Vec<Value>) {
     let list = |field: Option<Value>| field.and_then(|value| value.as_array().cloned()).unwrap_or_default();
-    let mut argv = vec![json!("run"), json!("--")];
+    let mut argv = vec![json!(subcommand), json!("--")];
     argv.extend(list(container.remove("command")));
     argv.extend(list(container.remove("args")));
     container.insert("command".into(), json!([link::WORKER_BINARY]));
@@ -285,6 +398,47 @@ mod tests {
             ]}
         }));
         insta::assert_yaml_snapshot!(build(&provider, &worker()));
+    }
+
+    fn probe<'a>() -> Probe<'a> {
+        Probe {
+            namespace: "ns",
+            provider: "coder",
+            provider_uid: "uid-2",
+            pod: "coder-probe-1",
+            attempt: 1,
+            deadline_seconds: 600,
+            worker_image: "worker:1",
+        }
+    }
+
+    /// What a run meets, its probe meets: both pods differ in the worker's subcommand and in what is for the gateway.
+    #[test]
+    fn a_probes_pod_is_a_runs_pod_without_gateway_and_finalizer() {
+        let provider = provider(json!({
+            "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+            "spec": {
+                "initContainers": [{"name": "clone", "image": "git", "env": [{"name": "SUBAGENT_PARAM_BRANCH", "value": "main"}]}],
+                "containers": [{
+                    "name": "agent", "image": "agent:1", "command": ["opencode"], "args": ["acp"],
+                    "envFrom": [{"secretRef": {"name": "llm"}}],
+                    "terminationMessagePath": "/tmp/end", "terminationMessagePolicy": "FallbackToLogsOnError",
+                }, {"name": "sidecar", "image": "side:1", "terminationMessagePath": "/tmp/end"}],
+            },
+        }));
+        let pod = build_probe(&provider, &probe());
+        insta::assert_yaml_snapshot!(pod["metadata"]);
+        let mut run = build(&provider, &worker())["spec"].clone();
+        run["activeDeadlineSeconds"] = json!(600);
+        run["containers"][0]["args"] = json!(["probe", "--", "opencode", "acp"]);
+        for field in ["terminationMessagePath", "terminationMessagePolicy"] {
+            run["containers"][0].as_object_mut().unwrap().remove(field);
+        }
+        let volumes = run["volumes"].as_array_mut().unwrap();
+        let link = volumes.iter_mut().find(|volume| volume["name"] == LINK_VOLUME).unwrap();
+        *link = config_volume();
+        assert_eq!(pod["spec"], run);
+        assert!(!pod["spec"].to_string().contains("serviceAccountToken\""), "D5: a probe has no token");
     }
 
     #[test]

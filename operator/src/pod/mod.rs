@@ -6,5 +6,5 @@ pub mod observe;
 pub mod standing;
 pub mod template;
 
-pub use build::{Worker, build};
+pub use build::{Probe, Worker, build, build_probe};
 pub use observe::{Observed, Proof, StartProblem};

@@ -260,7 +260,8 @@ fn limit(pod: &Pod) -> String {
     }
 }
 
-fn problem(pod: &Pod) -> Option<StartProblem> {
+/// Why a pod does not start, whether or not it has ended meanwhile.
+pub fn problem(pod: &Pod) -> Option<StartProblem> {
     let make = |reason, is_final, message: String| Some(StartProblem { reason, message, is_final });
     for status in statuses(pod) {
         let Some(waiting) = state(status).and_then(|state| state.waiting.as_ref()) else { continue };

@@ -57,6 +57,11 @@ pub fn check(template: &Value) -> Result<(), TemplateError> {
     Ok(())
 }
 
+/// True when a template refers to parameters of a run, in whatever place. Without a run they are not there.
+pub fn refers_to_parameters(template: &Value) -> bool {
+    template.to_string().contains(names::PARAMETER_PREFIX)
+}
+
 fn error(field: &str, problem: &str, remedy: &'static str) -> Result<(), TemplateError> {
     Err(TemplateError { field: field.to_owned(), problem: problem.to_owned(), remedy })
 }

@@ -1,7 +1,8 @@
-//! The provider controller: validate (pure), dry-run create of a pod, store the revision, one status write.
+//! The provider controller: validate (pure), dry-run create of a pod, store the revision, look at the probe of the
+//! agent, one status write, and then away with the pods that are done.
 
 use super::{
-    revision, status,
+    probing, revision, status,
     validate::{self, Problem},
 };
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     watching::{self, Scope},
 };
 use futures::StreamExt;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
     Api, Resource, ResourceExt,
     api::{PatchParams, PostParams},
@@ -20,11 +21,16 @@ use kube::{
         Controller,
         controller::{Action, Config},
         events::{Event, EventType},
+        reflector::ObjectRef,
         watcher,
     },
 };
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 use subagent_crds::{Reason, SubagentProvider, SubagentProviderStatus, conditions, names};
 use tokio_util::sync::CancellationToken;
 
@@ -52,14 +58,27 @@ pub enum Error {
     Revision(#[from] revision::Error),
 }
 
+/// What a reconcile has beside the provider's name.
+struct Reconciler {
+    context: Context,
+    recent: probing::Recent,
+}
+
 /// Runs the controller until the token is cancelled.
 pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let (reader, providers) =
         watching::cached::<SubagentProvider>(&context, &scope, watcher::Config::default(), slim, facts, |_| {});
+    let pods =
+        watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::PROBE_LABEL), pod_facts);
+    let reconciler = Reconciler { context, recent: probing::Recent::default() };
     Controller::for_stream(providers, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
+        .watches_stream(pods, |pod: Pod| {
+            let name = pod.labels().get(names::PROVIDER_LABEL).cloned();
+            name.map(|name| ObjectRef::new(&name).within(&pod.namespace().unwrap_or_default()))
+        })
         .graceful_shutdown_on(async move { shutdown.cancelled().await })
-        .run(reconcile, on_error, Arc::new(context))
+        .run(reconcile, on_error, Arc::new(reconciler))
         .for_each(|_| futures::future::ready(()))
         .await;
 }
@@ -69,37 +88,74 @@ fn slim(provider: &mut SubagentProvider) {
 }
 
 fn facts(provider: &SubagentProvider) -> Option<u64> {
-    use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     provider.metadata.uid.hash(&mut hasher);
     provider.metadata.generation.hash(&mut hasher);
     Some(hasher.finish())
 }
 
-async fn reconcile(provider: Arc<SubagentProvider>, context: Arc<Context>) -> Result<Action, Error> {
+/// A probe's pod that runs, has trouble, is over, or is gone; that it is made and bound tells nothing new.
+fn pod_facts(pod: &Pod) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    pod.metadata.uid.hash(&mut hasher);
+    pod.metadata.resource_version.is_none().hash(&mut hasher);
+    format!("{:?}", pod::observe::observe(pod, pod::observe::Node::Present, false)).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+async fn reconcile(provider: Arc<SubagentProvider>, reconciler: Arc<Reconciler>) -> Result<Action, Error> {
     let started = std::time::Instant::now();
+    let context = &reconciler.context;
     let (namespace, name) = (provider.namespace().unwrap_or_default(), provider.name_any());
     let providers: Api<SubagentProvider> = Api::namespaced(context.client.clone(), &namespace);
     let Some(provider) = api::get(&providers, &name).await? else { return Ok(Action::await_change()) };
     if provider.metadata.deletion_timestamp.is_some() {
+        // Its probe goes with it, by garbage collection.
         return Ok(Action::await_change());
     }
     let now = Timestamp::now();
-    let (new, action) = match check(&context, &provider).await? {
-        Ok(revision) => (status::ready(&provider, &revision, now), Action::await_change()),
+    let pods = probing::pods(context, &provider).await?;
+    let (new, stays, again) = match judge(&reconciler, &provider, &pods, now).await? {
+        Ok((revision, look)) => {
+            let again = look.again.map(|at| until(at, now));
+            (status::accepted(&provider, &revision, &look, now), look.pod, again)
+        }
         Err(problem) => {
             let new = status::not_ready(&provider, &problem, now);
             let again = recheck_after(&new, now);
-            (new, Action::requeue(again))
+            (new, None, Some(again))
         }
     };
     if provider.status.as_ref() != Some(&new) {
         write_status(&providers, &provider, &new).await?;
         context.metrics.wrote("provider", "status");
-        publish(&context, &provider, &new).await;
+        publish(context, &provider, &new).await;
     }
+    // Only now: what a pod told is stored.
+    probing::remove(context, &provider, &pods, stays.as_deref()).await?;
     context.metrics.reconciled("provider", "ok", started.elapsed().as_secs_f64());
-    Ok(action)
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// What is known of a provider now: its revision and its probe, or why no run of it can start.
+async fn judge(
+    reconciler: &Reconciler,
+    provider: &SubagentProvider,
+    pods: &[Pod],
+    now: Timestamp,
+) -> Result<Result<(String, probing::Look), Problem>, Error> {
+    let context = &reconciler.context;
+    let revision = match check(context, provider).await? {
+        Ok(revision) => revision,
+        Err(problem) => return Ok(Err(problem)),
+    };
+    let look = probing::look(context, &reconciler.recent, provider, &revision, pods, now).await?;
+    Ok(look.map(|look| (revision, look)))
+}
+
+/// From now to then, and not at once again.
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(now)).unwrap_or_default().max(Duration::from_secs(1))
 }
 
 /// When a provider that is not ready is looked at again. Pure.
@@ -151,14 +207,7 @@ async fn dry_run(context: &Context, provider: &SubagentProvider) -> Result<Optio
         Err(WriteError::Refused { status, .. }) => Ok(match refused(&status) {
             // Room in a quota is a matter of runs, and a namespace that goes away takes its providers along.
             Refused::Quota | Refused::Terminating => None,
-            Refused::Final(reason) => {
-                let seen = format!("the API server refuses the pod of spec.template: {}", status.message);
-                let message = match reason {
-                    Reason::InvalidTemplate => format!("{seen}; correct the named field, which is below spec.template"),
-                    _ => reason.with_remedy(&seen),
-                };
-                Some(Problem { reason, message })
-            }
+            Refused::Final(reason) => Some(Problem::refused(reason, &status.message)),
         }),
         Err(error) => Err(error.into()),
     }
@@ -200,8 +249,8 @@ async fn publish(context: &Context, provider: &SubagentProvider, new: &SubagentP
     }
 }
 
-fn on_error(provider: Arc<SubagentProvider>, error: &Error, context: Arc<Context>) -> Action {
-    context.metrics.reconciled("provider", "error", 0.0);
+fn on_error(provider: Arc<SubagentProvider>, error: &Error, reconciler: Arc<Reconciler>) -> Action {
+    reconciler.context.metrics.reconciled("provider", "error", 0.0);
     tracing::warn!(namespace = provider.namespace(), name = provider.name_any(), %error, "reconcile failed");
     Action::requeue(FAILURE_RETRY)
 }

@@ -1,6 +1,10 @@
-//! Providers: checked, tried against the API server, and kept as revisions.
+//! Providers: checked, tried against the API server, kept as revisions, and their agents probed.
 
+pub mod capabilities;
 pub mod controller;
+pub mod for_worker;
+pub mod probe;
+mod probing;
 pub mod revision;
 pub mod status;
 pub mod sweep;

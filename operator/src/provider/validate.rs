@@ -3,7 +3,7 @@
 use crate::pod::template;
 use subagent_crds::{
     Reason, SubagentProviderSpec,
-    provider::{Context, Probe},
+    provider::Context,
     run::InterruptionPolicy,
 };
 
@@ -16,8 +16,17 @@ pub struct Problem {
     pub message: String,
 }
 
-/// What every agent can do here, whatever it advertises: depths are the operator's.
-pub const CAPABILITIES: &[&str] = &["DepthLimit"];
+impl Problem {
+    /// The API server takes no pod of the template, and says this.
+    pub fn refused(reason: Reason, said: &str) -> Self {
+        let seen = format!("the API server refuses the pod of spec.template: {said}");
+        let message = match reason {
+            Reason::InvalidTemplate => format!("{seen}; correct the named field, which is below spec.template"),
+            _ => reason.with_remedy(&seen),
+        };
+        Self { reason, message }
+    }
+}
 
 /// Checks a spec.
 ///
@@ -32,7 +41,6 @@ pub fn validate(spec: &SubagentProviderSpec) -> Result<(), Problem> {
             "leave it out: continuable children are not available in this version",
         ),
         (spec.max_concurrent_runs.is_some(), "spec.maxConcurrentRuns", "leave it out"),
-        (spec.probe == Probe::OnChange, "spec.probe: OnChange", "leave it out or write Never"),
         (
             spec.run_defaults.interruption_policy.is_some_and(|policy| policy != InterruptionPolicy::Fail),
             "spec.runDefaults.interruptionPolicy",
@@ -67,7 +75,6 @@ mod tests {
     #[case(json!({"context": "Fork"}), "spec.context")]
     #[case(json!({"sessionState": {"paths": ["/x"]}}), "spec.sessionState")]
     #[case(json!({"maxConcurrentRuns": 1}), "spec.maxConcurrentRuns")]
-    #[case(json!({"probe": "OnChange"}), "spec.probe")]
     #[case(json!({"runDefaults": {"interruptionPolicy": "Restart"}}), "spec.runDefaults.interruptionPolicy")]
     fn c7_what_is_not_available_is_refused_never_ignored(#[case] extra: Value, #[case] field: &str) {
         let problem = validate(&spec(extra)).unwrap_err();

@@ -135,7 +135,9 @@ fn provider_facts(provider: &SubagentProvider) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
     provider.metadata.uid.hash(&mut hasher);
     let status = provider.status.as_ref();
-    status.map(|status| (status.observed_generation, &status.revision)).hash(&mut hasher);
+    status.map(|status| (status.observed_generation, &status.revision, &status.capabilities)).hash(&mut hasher);
+    // A probe that is done tells, whatever it came to.
+    status.map(|status| status.probe.as_ref().map(|probe| (&probe.revision, probe.attempt))).hash(&mut hasher);
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     ready.map(|ready| (&ready.status, &ready.message)).hash(&mut hasher);
     Some(hasher.finish())

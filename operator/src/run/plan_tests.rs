@@ -46,7 +46,7 @@ fn provider(extra: Value) -> SubagentProvider {
     let base = json!({
         "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentProvider",
         "metadata": {"name": "p", "namespace": "n", "uid": "p-uid", "generation": 1},
-        "spec": {"transport": {"acp": {}}, "template": {}},
+        "spec": {"transport": {"acp": {}}, "template": {}, "probe": "Never"},
         "status": {"observedGeneration": 1, "revision": "rev-1", "capabilities": ["DepthLimit"],
             "conditions": [{"type": "Ready", "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": CREATED}]},
     });
@@ -211,6 +211,43 @@ fn c5_c6_c7_a_capability_that_is_missing_is_refused_by_name(
         "{message}"
     );
     assert_eq!(status.attempt, None, "no pod");
+}
+
+/// c5: an `apply -f dir/` has no order, so what only a probe will tell is waited for; c7: what no agent can have here is
+/// refused at once.
+#[rstest]
+#[case::under_way(json!({}), None, false)]
+#[case::lost(json!({}), Some(json!({"reason": "Unschedulable"})), false)]
+#[case::answered(json!({}), Some(json!({})), true)]
+#[case::never(json!({"probe": "Never"}), None, true)]
+fn c5_c7_what_only_a_handshake_tells_is_waited_for(
+    #[case] spec: Value,
+    #[case] probed: Option<Value>,
+    #[case] is_refused: bool,
+) {
+    let image = json!({"text": null, "content": [{"image": {"data": "x", "mimeType": "image/png"}}]});
+    let mut provider = json!({"spec": {"probe": "OnChange"}, "status": {}});
+    provider = merged(provider, json!({"spec": spec}));
+    if let Some(extra) = probed {
+        let probed = json!({"revision": "rev-1", "attempt": 1, "finishedAt": CREATED});
+        provider["status"]["probe"] = merged(probed, extra);
+    }
+    let asks = |prompt: &Value, more: Value| {
+        let mut world = world(run(json!({"spec": merged(json!({"prompt": prompt}), more)})), None);
+        world.provider = Provider::Found(Box::new(self::provider(provider.clone())));
+        status(next(&world, at(1)))
+    };
+    let asked = asks(&image, json!({}));
+    let expected = if is_refused {
+        (Some(Phase::Rejected), Some("UnsupportedCapability"))
+    } else {
+        (Some(Phase::Pending), Some("ProviderNotReady"))
+    };
+    assert_eq!((asked.phase, asked.reason.as_deref()), expected);
+    assert!(asked.message.as_ref().unwrap().contains("ImagePrompt"), "{:?}", asked.message);
+    let unserved = asks(&json!({"text": "hi"}), json!({"persona": "x"}));
+    assert_eq!(unserved.reason.as_deref(), Some("UnsupportedCapability"), "no worker serves it, whatever a probe tells");
+    assert_eq!(asks(&json!({"text": "hi"}), json!({})).attempt, Some(1), "who asks for nothing special need not wait");
 }
 
 #[rstest]

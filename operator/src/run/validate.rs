@@ -1,10 +1,14 @@
 //! Acceptance of a run (contract sections 2 and 3). Pure; the first failure in the contract's order wins.
 
 use super::prompt::PromptSource;
-use crate::schema_subset;
+use crate::{
+    provider::{capabilities, probe},
+    schema_subset,
+};
 use k8s_openapi::jiff::Timestamp;
 use subagent_crds::{
     Reason, SubagentProvider, SubagentRun, bounds, conditions,
+    provider::Probe,
     run::{InterruptionPolicy, ParentKind},
     run_status::{Descriptor, Effective, Lineage},
 };
@@ -113,7 +117,7 @@ pub fn validate(request: &Request<'_>) -> Verdict {
 fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     let spec = &request.run.spec;
     let provider = ready_provider(request)?;
-    capabilities(request.run, provider)?;
+    asked_capabilities(request.run, provider)?;
     arguments(request.run)?;
     if let PromptSource::Unusable(why) = request.prompt {
         return Err(refuse(Reason::InvalidArgs, why.clone()));
@@ -204,7 +208,7 @@ fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Ver
 }
 
 /// Contract c5: outputSchema, maxDepth, toolFilter, persona, then the other optional fields. Presence counts (c6).
-fn capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Verdict> {
+fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Verdict> {
     let spec = &run.spec;
     let options = spec.agent_options.clone().unwrap_or_default();
     let prompt_has_image =
@@ -226,16 +230,35 @@ fn capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Ve
     let has = provider.status.as_ref().map(|status| status.capabilities.as_slice()).unwrap_or_default();
     for (is_asked, field, capability) in asked {
         if is_asked && !has.iter().any(|known| known == capability) {
-            return Err(refuse(
-                Reason::UnsupportedCapability,
-                format!(
-                    "SubagentProvider {} has no capability {capability}, which {field} asks for; leave {field} out, or choose a provider whose status.capabilities lists it",
-                    spec.provider_ref.name
-                ),
-            ));
+            return Err(missing(provider, field, capability));
         }
     }
     Ok(())
+}
+
+/// What the agent alone could have told is waited for while it may still tell: a manifest directory has no order. What
+/// nobody will tell counts as absent.
+fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdict {
+    let name = provider.metadata.name.as_deref().unwrap_or_default();
+    let is_the_agents = capabilities::ADVERTISED.contains(&capability);
+    if is_the_agents && probe::is_open(provider) {
+        let message = format!(
+            "waiting for SubagentProvider {name}: its agent has not been probed yet, and only that tells whether it has \
+             capability {capability}, which {field} asks for"
+        );
+        return Verdict::Waits(Refusal { reason: Reason::ProviderNotReady, message });
+    }
+    let unknown = if is_the_agents && provider.spec.probe == Probe::Never {
+        " (its spec.probe is Never, and what is not known counts as absent)"
+    } else {
+        ""
+    };
+    refuse(
+        Reason::UnsupportedCapability,
+        format!(
+            "SubagentProvider {name} has no capability {capability}{unknown}, which {field} asks for; leave {field} out, or choose a provider whose status.capabilities lists it"
+        ),
+    )
 }
 
 fn arguments(run: &SubagentRun) -> Result<(), Verdict> {

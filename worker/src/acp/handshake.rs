@@ -8,7 +8,7 @@ use crate::{
 use agent_client_protocol::{
     schema::ProtocolVersion,
     v1::schema::{
-        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, ContentBlock, ImageContent, Implementation,
+        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, CloseSessionRequest, ContentBlock, ImageContent, Implementation,
         InitializeRequest, NewSessionRequest, PromptRequest, ResourceLink, SessionConfigOptionValue,
         SetSessionConfigOptionRequest, SetSessionModeRequest, StopReason, TextContent,
     },
@@ -63,6 +63,11 @@ pub fn prompt(session_id: &str, blocks: &[PromptBlock]) -> Call {
 /// `session/cancel`.
 pub fn cancel(session_id: &str) -> Call {
     call(AGENT_METHOD_NAMES.session_cancel, &CancelNotification::new(session_id.to_owned()))
+}
+
+/// `session/close`.
+pub fn close_session(session_id: &str) -> Call {
+    call(AGENT_METHOD_NAMES.session_close, &CloseSessionRequest::new(session_id.to_owned()))
 }
 
 /// What an agent says of itself.

@@ -17,7 +17,7 @@ mod update;
 pub use connection::{Call, Connection, Incoming};
 pub use frame::Frame;
 pub use handshake::{
-    Introduced, ModeChange, NewSession, authenticate, cancel, initialize, mode_change, new_session, prompt,
+    Introduced, ModeChange, NewSession, authenticate, cancel, close_session, initialize, mode_change, new_session, prompt,
     read_initialize, read_session, read_stop,
 };
 pub use lines::{Line, LineReader, MAX_LINE_BYTES};

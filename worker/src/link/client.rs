@@ -61,6 +61,13 @@ impl Link {
         Self { events, outbox, task }
     }
 
+    /// A link that leads nowhere, for a probe: nothing comes from it, and what is posted stays where it is.
+    pub fn nowhere() -> Self {
+        let (outbox, _) = watch::channel(Outbox::default());
+        let (_, events) = mpsc::channel(QUEUE);
+        Self { events, outbox, task: tokio::spawn(std::future::ready(())) }
+    }
+
     /// The next event. Safe to cancel.
     pub async fn next(&mut self) -> LinkEvent {
         match self.events.recv().await {

@@ -19,7 +19,7 @@ use nix::{
     },
     unistd::Pid,
 };
-use std::{fs::OpenOptions, io::Write};
+use std::{fs::OpenOptions, io::Write, path::Path};
 
 /// Prepares this process for its role: orphans of the agent become its children, also where it is not process 1, and
 /// processes of the same user can neither trace it nor read its memory and environment.
@@ -28,17 +28,15 @@ pub fn prepare() -> nix::Result<()> {
     prctl::set_dumpable(false)
 }
 
-/// Where the kubelet looks for a container's termination message, unless the template says otherwise.
-const TERMINATION_MESSAGE: &str = "/dev/termination-log";
 /// Longest termination message the kubelet reads, in bytes.
 const TERMINATION_MESSAGE_BYTES: usize = 4096;
 
 /// Leaves a termination message, where there is a place for one: the file is made by the container's runtime.
-pub fn leave_message(text: &str) {
+pub fn leave_message(file: &Path, text: &str) {
     let written = OpenOptions::new()
         .write(true)
         .truncate(true)
-        .open(TERMINATION_MESSAGE)
+        .open(file)
         .and_then(|mut file| file.write_all(clip(text, TERMINATION_MESSAGE_BYTES).as_bytes()));
     if let Err(error) = written {
         tracing::debug!(%error, "no termination message");

@@ -101,20 +101,32 @@ impl Attempt {
     /// # Errors
     /// When a signal handler cannot be installed.
     pub fn begin(settings: Settings) -> anyhow::Result<Self> {
+        let worker = &settings.worker;
+        let opening = format!(
+            "run {}/{}, attempt {}, connecting to {}",
+            worker.namespace, worker.run, worker.attempt, worker.gateway
+        );
+        Self::new(settings, &opening, |settings| Link::start(settings.clone()))
+    }
+
+    /// Begins a probe: the same without anybody to talk to but the agent.
+    ///
+    /// # Errors
+    /// When a signal handler cannot be installed.
+    pub fn begin_probe(settings: Settings) -> anyhow::Result<Self> {
+        let worker = &settings.worker;
+        let opening = format!("provider {}/{}, probe {}", worker.namespace, worker.run, worker.attempt);
+        Self::new(settings, &opening, |_| Link::nowhere())
+    }
+
+    fn new(settings: Settings, opening: &str, link: impl FnOnce(&Settings) -> Link) -> anyhow::Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("handling SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("handling SIGINT")?;
         let reaper = Reaper::start().context("handling SIGCHLD")?;
         let transcript = Transcript::on_stdout();
-        let worker = &settings.worker;
-        transcript.line(
-            Speaker::Worker,
-            &format!(
-                "run {}/{}, attempt {}, connecting to {}",
-                worker.namespace, worker.run, worker.attempt, worker.gateway
-            ),
-        );
+        transcript.line(Speaker::Worker, opening);
         Ok(Self {
-            link: Link::start(settings.clone()),
+            link: link(&settings),
             transcript,
             ledger: Ledger::new(),
             reaper,

@@ -17,7 +17,15 @@ impl Attempt {
     /// # Errors
     /// [`Halt`]: the agent fails at it, or the attempt is stopped.
     pub async fn handshake(&mut self, transport: &AcpTransport) -> Result<NewSession, Halt> {
-        let bad = |stage, reply| Halt::End(End::BadReply(stage, reply));
+        self.introduce(transport).await?;
+        self.open_session(transport).await
+    }
+
+    /// initialize, and authenticate where the provider says how.
+    ///
+    /// # Errors
+    /// As [`handshake`](Self::handshake).
+    pub(super) async fn introduce(&mut self, transport: &AcpTransport) -> Result<(), Halt> {
         let reply = self.call(Stage::Initialize, acp::initialize()).await?;
         match acp::read_initialize(&reply).map_err(|reply| bad(Stage::Initialize, reply))? {
             Introduced::OtherVersion(version) => return Err(Halt::End(End::Version(version))),
@@ -30,6 +38,14 @@ impl Attempt {
         if !transport.auth_method.is_empty() {
             self.call(Stage::Authenticate, acp::authenticate(&transport.auth_method)).await?;
         }
+        Ok(())
+    }
+
+    /// session/new, and its mode.
+    ///
+    /// # Errors
+    /// As [`handshake`](Self::handshake).
+    pub(super) async fn open_session(&mut self, transport: &AcpTransport) -> Result<NewSession, Halt> {
         let cwd = self.settings.worker.cwd.clone();
         let reply = self.call(Stage::SessionNew, acp::new_session(&cwd)).await?;
         let session = acp::read_session(&reply).map_err(|reply| bad(Stage::SessionNew, reply))?;
@@ -45,6 +61,14 @@ impl Attempt {
             }
         }
         Ok(session)
+    }
+
+    /// session/close. Nothing is decided by its answer.
+    ///
+    /// # Errors
+    /// As [`handshake`](Self::handshake).
+    pub(super) async fn close_session(&mut self, session: &NewSession) -> Result<(), Halt> {
+        self.call(Stage::Stopping, acp::close_session(&session.id)).await.map(drop)
     }
 
     /// True when the agent advertised this capability.
@@ -77,6 +101,10 @@ impl Attempt {
         let Some(agent) = &mut self.agent else { return Err(Halt::End(End::EndedEarly(stage, None))) };
         agent.connection.request(call).map_err(|_| not_reading(stage))
     }
+}
+
+fn bad(stage: Stage, reply: BadReply) -> Halt {
+    Halt::End(End::BadReply(stage, reply))
 }
 
 /// An agent that does not read.

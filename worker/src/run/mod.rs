@@ -8,6 +8,7 @@ mod agent;
 mod attempt;
 mod handshake;
 mod narrate;
+mod probe;
 mod stop;
 mod turn;
 mod upload;
@@ -29,13 +30,29 @@ use subagent_link::Assignment;
 /// When the worker cannot even begin: no configuration, no signal handlers.
 pub fn run(argv: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let settings = Settings::load()?;
+    as_process(async {
+        let attempt = Attempt::begin(settings)?;
+        Ok(live(attempt, &argv).await)
+    })
+}
+
+/// Probes the agent with the command line `argv`, and leaves what it found as the container's termination message.
+///
+/// # Errors
+/// As [`run`].
+pub fn probe(argv: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    let (settings, transport) = Settings::load_probe()?;
+    as_process(async {
+        let attempt = Attempt::begin_probe(settings)?;
+        Ok(probe::live(attempt, &transport, &argv).await)
+    })
+}
+
+fn as_process(story: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     process::prepare().context("preparing the process")?;
     // One thread: there is little to do, and nothing else then waits for children or sets environment variables.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
-    let code = runtime.block_on(async {
-        let attempt = Attempt::begin(settings)?;
-        Ok(live(attempt, &argv).await)
-    });
+    let code = runtime.block_on(story);
     // A name lookup may hang in its thread; nobody waits for it any more.
     runtime.shutdown_background();
     code

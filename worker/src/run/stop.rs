@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     acp::{self, Frame},
-    outcome::{End, ProtocolStop, Stage, StopCause, StopReason, settle},
+    outcome::{End, ProtocolStop, Settlement, Stage, StopCause, StopReason, settle},
     output::Collected,
     process::{self, sweep},
     transcript::Speaker,
@@ -77,6 +77,19 @@ impl Attempt {
 
     /// Composes and publishes the final report.
     pub(super) fn conclude(&mut self, end: &End, result: Option<ResultPayload>) {
+        let settlement = self.judge(end);
+        let end = Final {
+            stop_reason: settlement.stop_reason.to_owned(),
+            reason: settlement.reason.to_owned(),
+            diagnostic: settlement.diagnostic,
+            at: timestamp(),
+        };
+        self.ledger.finish(end, self.output.preview(), result, self.transcript.archive(), now());
+        self.link.post(&self.ledger);
+    }
+
+    /// What an end means, with everything that is known by now; the transcript says it.
+    pub(super) fn judge(&mut self, end: &End) -> Settlement {
         self.circumstances.exceeded_memory = self.memory.exceeded();
         let settlement = settle(end, &self.circumstances);
         let mut line = settlement.stop_reason.to_owned();
@@ -89,14 +102,7 @@ impl Attempt {
             line.push_str(&format!(": {diagnostic}"));
         }
         self.transcript.line(Speaker::Worker, &line);
-        let end = Final {
-            stop_reason: settlement.stop_reason.to_owned(),
-            reason: settlement.reason.to_owned(),
-            diagnostic: settlement.diagnostic,
-            at: timestamp(),
-        };
-        self.ledger.finish(end, self.output.preview(), result, self.transcript.archive(), now());
-        self.link.post(&self.ledger);
+        settlement
     }
 
     /// The other rungs: stdin closed, SIGTERM to the group, SIGKILL to the group, and then everything that got out of
@@ -145,7 +151,8 @@ impl Attempt {
     /// kept it from that as the container's termination message (pitfall N4).
     pub async fn leave(self, acknowledged: bool) {
         if !acknowledged {
-            process::leave_message(self.last_trouble.as_deref().unwrap_or("the final report was not acknowledged"));
+            let trouble = self.last_trouble.as_deref().unwrap_or("the final report was not acknowledged");
+            process::leave_message(&self.settings.message_file, trouble);
         }
         self.transcript.flush();
         self.link.close().await;

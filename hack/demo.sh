@@ -105,7 +105,13 @@ apply examples/provider-scripted.yaml
 apply examples/provider-opencode.yaml
 kubectl -n "$namespace" rollout status deployment/fake-llm --timeout="$patience"
 kubectl -n "$namespace" wait --for=condition=Ready subagentprovider/scripted subagentprovider/opencode --timeout="$patience" >/dev/null
-show kubectl -n "$namespace" get subagentproviders
+
+step "Waiting until the operator has probed their agents: what each advertises is in the provider's status"
+for provider in scripted opencode; do
+  kubectl -n "$namespace" wait --for=jsonpath='{.status.probe.finishedAt}' "subagentprovider/$provider" --timeout="$patience" >/dev/null
+done
+show kubectl -n "$namespace" get subagentproviders \
+  -o custom-columns='NAME:.metadata.name,READY:.status.conditions[?(@.type=="Ready")].reason,AGENT:.status.agent.name,VERSION:.status.agent.version,CAPABILITIES:.status.capabilities'
 
 nonce=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 expected=$(printf %s "$nonce" | sha256sum | cut -d' ' -f1)
@@ -175,6 +181,8 @@ check "program running in the pod, sha256 of the one in the npm package" "$progr
 check "agent name, from initialize" "$(field .status.report.agent.name)" OpenCode
 check "agent version, from initialize" "$(field .status.report.agent.version)" "$("$ROOT/tests/agents/opencode/build.sh" --package-version)"
 check "session made by" "$(field .status.report.session.how)" New
+probed() { kubectl -n "$namespace" get subagentprovider opencode -o "jsonpath={.status.agent.$1}"; }
+check "agent of the provider, from its probe" "$(probed name) $(probed version)" "OpenCode $("$ROOT/tests/agents/opencode/build.sh" --package-version)"
 check "attempts" "$(field .status.attempt)" 1
 check "permission requests allowed, one command" "$(field .status.permissions.allowed)" 1
 asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | { grep -o '"state":"done"' || true; } | wc -l)

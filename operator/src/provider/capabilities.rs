@@ -7,15 +7,8 @@ pub const OF_EVERY_AGENT: &[&str] = &["DepthLimit"];
 
 /// What only a handshake tells of an agent. `Persona` and `Steering` can be advertised, too, and stay out as long as no
 /// worker serves them: a run that asked for them would be accepted and then ignored (contract c7).
-pub const ADVERTISED: &[&str] = &[
-    "LoadSession",
-    "ResumeSession",
-    "ForkSession",
-    "CloseSession",
-    "ImagePrompt",
-    "AudioPrompt",
-    "EmbeddedContext",
-];
+pub const ADVERTISED: &[&str] =
+    &["LoadSession", "ResumeSession", "ForkSession", "CloseSession", "ImagePrompt", "AudioPrompt", "EmbeddedContext"];
 
 /// The capabilities of a provider whose agent, where it is known, is this one.
 pub fn of(agent: Option<&Agent>) -> Vec<String> {

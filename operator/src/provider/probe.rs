@@ -170,9 +170,7 @@ pub fn read(pod: &Pod, spec: &SubagentProviderSpec, now: Timestamp) -> Seen {
         let (reason, seen) = why(pod, spec, ended, finding);
         return Seen::Over(Outcome::Failed { reason, seen });
     }
-    let failed = |problem: StartProblem| {
-        Seen::Over(Outcome::Failed { reason: problem.reason, seen: problem.message })
-    };
+    let failed = |problem: StartProblem| Seen::Over(Outcome::Failed { reason: problem.reason, seen: problem.message });
     if let Some(problem) = observed.problem.clone().filter(|problem| problem.is_final) {
         return failed(problem);
     }
@@ -185,12 +183,7 @@ pub fn read(pod: &Pod, spec: &SubagentProviderSpec, now: Timestamp) -> Seen {
 }
 
 /// Why a pod that ended without an agent's answer did so.
-fn why(
-    pod: &Pod,
-    spec: &SubagentProviderSpec,
-    ended: observe::Ended,
-    finding: Option<Finding>,
-) -> (Reason, String) {
+fn why(pod: &Pod, spec: &SubagentProviderSpec, ended: observe::Ended, finding: Option<Finding>) -> (Reason, String) {
     let is_late = pod.status.as_ref().and_then(|status| status.reason.as_deref()) == Some("DeadlineExceeded");
     match finding {
         Some(Finding::Failure { reason, diagnostic }) => {
@@ -231,13 +224,7 @@ fn until(pod: &Pod, spec: &SubagentProviderSpec) -> Timestamp {
 }
 
 /// What is stored of a finished attempt.
-pub fn record(
-    spec: &SubagentProviderSpec,
-    revision: &str,
-    attempt: i32,
-    outcome: &Outcome,
-    now: Timestamp,
-) -> Probed {
+pub fn record(spec: &SubagentProviderSpec, revision: &str, attempt: i32, outcome: &Outcome, now: Timestamp) -> Probed {
     let (reason, message) = match outcome {
         Outcome::Agent(_) => (None, None),
         Outcome::Failed { reason, seen } => {

@@ -67,7 +67,11 @@ fn words(provider: &SubagentProvider, look: &Look) -> (Status, String, String) {
             let name = if agent.name.is_empty() { "an agent without a name".to_owned() } else { agent.name };
             let version = if agent.version.is_empty() { String::new() } else { format!(" {}", agent.version) };
             let acp = agent.protocol_version;
-            (Status::True, PROBED.to_owned(), format!("{ACCEPTED}; its agent answers: {name}{version}, ACP version {acp}"))
+            (
+                Status::True,
+                PROBED.to_owned(),
+                format!("{ACCEPTED}; its agent answers: {name}{version}, ACP version {acp}"),
+            )
         }
         Meaning::Fault => {
             let (reason, message) = why();

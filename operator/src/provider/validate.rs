@@ -1,11 +1,7 @@
 //! Whether a provider can be used. Pure.
 
 use crate::pod::template;
-use subagent_crds::{
-    Reason, SubagentProviderSpec,
-    provider::Context,
-    run::InterruptionPolicy,
-};
+use subagent_crds::{Reason, SubagentProviderSpec, provider::Context, run::InterruptionPolicy};
 
 /// Why a provider is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -246,7 +246,11 @@ fn c5_c7_what_only_a_handshake_tells_is_waited_for(
     assert_eq!((asked.phase, asked.reason.as_deref()), expected);
     assert!(asked.message.as_ref().unwrap().contains("ImagePrompt"), "{:?}", asked.message);
     let unserved = asks(&json!({"text": "hi"}), json!({"persona": "x"}));
-    assert_eq!(unserved.reason.as_deref(), Some("UnsupportedCapability"), "no worker serves it, whatever a probe tells");
+    assert_eq!(
+        unserved.reason.as_deref(),
+        Some("UnsupportedCapability"),
+        "no worker serves it, whatever a probe tells"
+    );
     assert_eq!(asks(&json!({"text": "hi"}), json!({})).attempt, Some(1), "who asks for nothing special need not wait");
 }
 

@@ -42,6 +42,7 @@ pub fn merge(target: &mut Value, patch: Value) {
 }
 
 /// A provider of the scripted agent, with short graces: nobody wants to wait for an agent that is never going to listen.
+/// It is not probed unless asked for: one pod for each would load the node, and say nothing about runs.
 #[derive(Clone, Debug)]
 pub struct ScriptedProvider {
     name: String,
@@ -61,6 +62,7 @@ impl ScriptedProvider {
             "description": "The scripted agent",
             "transport": {"acp": {}},
             "stop": {"cancelGraceSeconds": 2, "eofGraceSeconds": 1, "termGraceSeconds": 1},
+            "probe": "Never",
             "template": {"spec": {"containers": [{
                 "name": "agent",
                 "image": "localhost/scripted-agent:dev",
@@ -83,6 +85,11 @@ impl ScriptedProvider {
     /// Lets the agent report to a collector.
     pub fn reporting_to(self, address: SocketAddr) -> Self {
         self.env("SCRIPTED_AGENT_COLLECTOR", &address.to_string())
+    }
+
+    /// Lets its agent be probed, as by default.
+    pub fn probed(self) -> Self {
+        self.spec(json!({"probe": null}))
     }
 
     /// Changes the spec by a merge patch.

@@ -4,7 +4,7 @@ use serde_json::json;
 use subagent_crds::{
     SubagentProvider, SubagentProviderSpec, SubagentRun, SubagentRunSpec,
     content::Prompt,
-    provider::{Acp, Transport},
+    provider::{Acp, Probe, Transport},
     run::ProviderRef,
 };
 
@@ -22,11 +22,13 @@ pub fn make_run(name: &str) -> SubagentRun {
     SubagentRun::new(name, spec)
 }
 
-/// A provider with the container `agent`, whose image nobody pulls here.
+/// A provider with the container `agent`, whose image nobody pulls here. Its agent is not probed: that is a matter of the
+/// tests about it.
 pub fn make_provider(name: &str) -> SubagentProvider {
     let spec = SubagentProviderSpec {
         transport: Transport { acp: Some(Acp::default()) },
         template: json!({"spec": {"containers": [{"name": "agent", "image": "localhost/agent:dev", "command": ["/agent"]}]}}),
+        probe: Probe::Never,
         ..SubagentProviderSpec::default()
     };
     SubagentProvider::new(name, spec)

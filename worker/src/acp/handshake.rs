@@ -8,8 +8,8 @@ use crate::{
 use agent_client_protocol::{
     schema::ProtocolVersion,
     v1::schema::{
-        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, CloseSessionRequest, ContentBlock, ImageContent, Implementation,
-        InitializeRequest, NewSessionRequest, PromptRequest, ResourceLink, SessionConfigOptionValue,
+        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, CloseSessionRequest, ContentBlock, ImageContent,
+        Implementation, InitializeRequest, NewSessionRequest, PromptRequest, ResourceLink, SessionConfigOptionValue,
         SetSessionConfigOptionRequest, SetSessionModeRequest, StopReason, TextContent,
     },
 };

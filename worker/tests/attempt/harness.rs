@@ -140,7 +140,8 @@ impl Setup {
     }
 }
 
-fn command(as_process_1: bool) -> Command {
+/// The worker's binary.
+pub fn command(as_process_1: bool) -> Command {
     let worker = env!("CARGO_BIN_EXE_subagent-worker");
     if !as_process_1 {
         return Command::new(worker);

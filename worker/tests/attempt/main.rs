@@ -11,6 +11,7 @@ mod failures;
 mod link;
 mod noise;
 mod permissions;
+mod probe;
 mod processes;
 mod results;
 mod turns;

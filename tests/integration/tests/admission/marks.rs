@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use subagent_crds::names;
 
 /// What makes an object look like the operator's: a label, an annotation, an owner.
-fn marks() -> [(Value, &'static str); 3] {
+fn marks() -> [(Value, &'static str); 4] {
     [
+        (json!({"labels": {names::PROBE_LABEL: "1", "app": "x"}}), "labels under subagents.dev/"),
         (json!({"labels": {names::RUN_LABEL: "run", "app": "x"}}), "labels under subagents.dev/"),
         (json!({"annotations": {names::WORKER_CONFIG_ANNOTATION: "{}"}}), "annotations under subagents.dev/"),
         (

@@ -42,7 +42,7 @@ async fn c6_c12_defaults_are_stored_and_absent_fields_stay_absent() {
     assert_eq!(
         provider.data["spec"],
         json!({
-            "context": "Fresh", "probe": "Never", "template": {},
+            "context": "Fresh", "probe": "OnChange", "template": {},
             "stop": {"cancelGraceSeconds": 10, "eofGraceSeconds": 6, "termGraceSeconds": 3},
             "transport": {"acp": {"permission": {"mode": "Reject"}}},
         })

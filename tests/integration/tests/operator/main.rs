@@ -19,6 +19,7 @@ mod deadlines;
 mod kills;
 mod lineage;
 mod pods;
+mod probing;
 mod providers;
 mod refusals;
 mod restarts;

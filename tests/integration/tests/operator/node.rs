@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::{
     collections::HashMap,
     os::unix::process::ExitStatusExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex},
     time::Duration,
@@ -99,8 +99,17 @@ impl TestNode {
 
     /// Takes every worker pod from now on, those that wait and those to come.
     pub fn serve(&self) {
+        self.serve_pods_with(names::RUN_UID_LABEL);
+    }
+
+    /// The same for the pods of probes.
+    pub fn serve_probes(&self) {
+        self.serve_pods_with(names::PROBE_LABEL);
+    }
+
+    fn serve_pods_with(&self, label: &str) {
         let node = self.clone();
-        let config = watcher::Config::default().labels(names::RUN_UID_LABEL);
+        let config = watcher::Config::default().labels(label);
         let mut pods = watcher(node.pods(), config).default_backoff().applied_objects().boxed();
         tokio::spawn(async move {
             while let Some(pod) = pods.next().await {
@@ -156,8 +165,8 @@ impl TestNode {
     pub async fn start(&self, pod: &Pod) -> Worker {
         self.bind(pod).await;
         let name = pod.name_any();
-        let (mut child, link) = self.spawn(pod).await;
-        self.project(pod, link);
+        let (mut child, home) = self.spawn(pod).await;
+        self.project(pod, home.join("link"));
         let said = Arc::new(Mutex::new(String::new()));
         capture(child.stdout.take().expect("stdout"), said.clone());
         capture(child.stderr.take().expect("stderr"), said.clone());
@@ -167,7 +176,8 @@ impl TestNode {
         self.0.workers.lock().expect("workers").insert(name.clone(), worker.clone());
         self.mark_running(pod).await;
         let (node, pod) = (self.clone(), pod.clone());
-        tokio::spawn(async move { node.look_after(&pod, child, exited).await });
+        let message = home.join("message");
+        tokio::spawn(async move { node.look_after(&pod, child, exited, &message).await });
         worker
     }
 
@@ -182,16 +192,22 @@ impl TestNode {
         self.patch_status(pod, json!({"phase": "Running", "containerStatuses": [container(pod, running)]})).await;
     }
 
-    /// The files of the pod's projected volume, and the command of its container.
+    /// The files of the pod's projected volume and of its termination message, and the command of its container. A probe
+    /// has neither roots nor a token.
     async fn spawn(&self, pod: &Pod) -> (Child, PathBuf) {
         let home = tempfile::tempdir_in(self.0.folder.path()).expect("a folder").keep();
         let link = home.join("link");
         std::fs::create_dir(&link).expect("a folder");
+        std::fs::write(home.join("message"), "").expect("a file");
         let annotation = |key: &str| pod.annotations().get(key).unwrap_or_else(|| panic!("annotation {key}"));
         let write = |name: &str, text: &str| std::fs::write(link.join(name), text).expect("a file");
         write(subagent_link::CONFIG_FILE, annotation(names::WORKER_CONFIG_ANNOTATION));
-        write(subagent_link::ROOTS_FILE, annotation(names::GATEWAY_ROOTS_ANNOTATION));
-        write(subagent_link::TOKEN_FILE, &self.token(pod).await);
+        let run = pod.labels().get(names::RUN_LABEL);
+        if run.is_some() {
+            write(subagent_link::ROOTS_FILE, annotation(names::GATEWAY_ROOTS_ANNOTATION));
+            write(subagent_link::TOKEN_FILE, &self.token(pod).await);
+        }
+        let tag = run.or_else(|| pod.labels().get(names::PROVIDER_LABEL)).expect("the owner's label");
         let agent = agent(pod);
         let env = agent.env.iter().flatten().map(|env| (env.name.clone(), env.value.clone().unwrap_or_default()));
         let program = programs::worker();
@@ -201,9 +217,10 @@ impl TestNode {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("SUBAGENT_WORKER_LINK_DIR", &link)
             .env("SUBAGENT_WORKER_HOME_DIR", &home)
+            .env("SUBAGENT_WORKER_MESSAGE_FILE", home.join("message"))
             .env("SUBAGENT_WORKER_LOG", "debug")
             .env("SCRIPTED_AGENT_COLLECTOR", self.0.collector.address().to_string())
-            .env("SCRIPTED_AGENT_TAG", pod.labels().get(names::RUN_LABEL).expect("the run's label"))
+            .env("SCRIPTED_AGENT_TAG", tag)
             .envs(env)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -211,7 +228,7 @@ impl TestNode {
             .kill_on_drop(true)
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-        (child, link)
+        (child, home)
     }
 
     /// Brings a changed annotation into the volume, in one step, as a kubelet does.
@@ -249,7 +266,7 @@ impl TestNode {
 
     /// SIGTERM when the pod is deleted, SIGKILL when its grace is over or the object is gone; the end is reported, and a
     /// deleted pod is taken away, as by the kubelet.
-    async fn look_after(&self, pod: &Pod, mut child: Child, exited: watch::Sender<Option<i32>>) {
+    async fn look_after(&self, pod: &Pod, mut child: Child, exited: watch::Sender<Option<i32>>, message: &Path) {
         let (name, uid) = (pod.name_any(), pod.uid().unwrap_or_default());
         let deleted = await_condition(self.pods(), &name, |pod: Option<&Pod>| {
             pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
@@ -277,7 +294,10 @@ impl TestNode {
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
         exited.send_replace(Some(code));
         let _ = self.0.reports.subscribe().wait_for(|yes| *yes).await;
-        self.mark_ended(pod, code).await;
+        let mut ended = self.ended(pod, code);
+        let message = std::fs::read_to_string(message).unwrap_or_default();
+        ended["containerStatuses"][0]["state"]["terminated"]["message"] = json!(message);
+        self.patch_status(pod, ended).await;
         let deleted = await_condition(self.pods(), &name, |pod: Option<&Pod>| {
             pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
         });

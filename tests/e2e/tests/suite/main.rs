@@ -8,6 +8,7 @@ mod faults;
 mod identity;
 mod kubectl;
 mod permissions;
+mod probing;
 mod refusals;
 mod starting;
 mod stopping;

@@ -2,6 +2,7 @@
 
 use crate::{
     audit::{Mark, Request, lines},
+    watching::{History, Version},
     world::{LIMIT, World, end, status},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -215,28 +216,31 @@ async fn n1_n6_a_probe_that_does_not_start_says_why() {
     world.finish().await;
 }
 
-/// c2: an edit makes the probe of the older spec pointless: its finding is not read, its pod goes, and the new spec gets
-/// its own. A switch to Never forgets what was learnt.
+/// c2: an edit makes the probe of the older spec pointless, while it is under way and when it is done: its finding is not
+/// read or forgotten, its pod goes, and the new spec gets its own. A switch to Never forgets what was learnt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c2_an_edit_during_a_probe_probes_what_is_written_now() {
+async fn c2_an_edit_probes_what_is_written_now() {
     let world = World::new("probe-edit").await;
     let operator = world.operator().await;
     world.namespace.create(&make(&world, "provider", &[("SCRIPTED_AGENT_INITIALIZE", "gate:old")])).await;
     let old = probe(&world, "provider", |_| true).await;
     let worker = world.node.start(&old).await;
     world.event("provider", "request", "initialize").await;
-    world
-        .edit_provider(&make(
-            &world,
-            "provider",
-            &[("SCRIPTED_AGENT_CAPABILITIES", r#"{"agentInfo": {"name": "edited"}}"#)],
-        ))
-        .await;
+    let named = |name: &str| {
+        let capabilities = json!({"agentInfo": {"name": name}}).to_string();
+        make(&world, "provider", &[("SCRIPTED_AGENT_CAPABILITIES", &capabilities)])
+    };
+    world.edit_provider(&named("edited")).await;
     let new = probe(&world, "provider", |pod| pod.name_any() != old.name_any()).await;
     worker.exit().await;
     world.node.start(&new).await;
     let status = until_probed(&world, "provider").await;
     assert_eq!(status.agent.expect("an agent").name, "edited");
+    no_probe(&world, "provider").await;
+    world.node.serve_probes();
+    world.edit_provider(&named("edited again")).await;
+    let is_new = |status: &SubagentProviderStatus| status.agent.as_ref().is_some_and(|it| it.name == "edited again");
+    until(&world, "provider", "probed again", is_new).await;
     no_probe(&world, "provider").await;
 
     let patch = json!({"spec": {"probe": "Never"}});
@@ -249,10 +253,29 @@ async fn c2_an_edit_during_a_probe_probes_what_is_written_now() {
     world.finish().await;
 }
 
-/// R1: the pod is gone before it was read, and the operator is killed between the pod's creation and its end: there is
-/// another pod, and what was missed is read. D2: a foreign pod under a probe's name is not read.
+/// R1: a crash or a write that fails in between must not lose what a probe told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r1_d2_a_probe_survives_whoever_goes() {
+async fn r1_what_a_probe_told_is_stored_before_its_pod_goes() {
+    let world = World::new("probe-order").await;
+    let operator = world.operator().await;
+    world.node.serve_probes();
+    let providers = History::<SubagentProvider>::of(&world.namespace).await;
+    let pods = History::<Pod>::of(&world.namespace).await;
+    world.namespace.create(&make(&world, "provider", &[])).await;
+    let going = pods.at("the pod goes", |pod| pod.is_gone || pod.object.metadata.deletion_timestamp.is_some()).await;
+    let is_probed = |version: &Version<SubagentProvider>| {
+        version.object.status.as_ref().is_some_and(|status| status.probe.is_some())
+    };
+    let stored = providers.at("the finding is stored", is_probed).await;
+    assert!(stored < going, "the pod went at {going}, before its finding was stored at {stored}");
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// R1: the pod is gone before it was read, and the operator is killed between the pod's creation and its end: there is
+/// another pod, and what was missed is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_a_probe_survives_whoever_goes() {
     let world = World::new("probe-kill").await;
     let operator = world.operator().await;
     world.namespace.create(&make(&world, "provider", &[])).await;
@@ -279,6 +302,42 @@ async fn r1_d2_a_probe_survives_whoever_goes() {
     let asked = mark.requests_of(&world.rights.user);
     let created: Vec<_> = asked.into_iter().filter(Request::is_pod_creation).collect();
     assert!(created.is_empty(), "it was over already:\n{}", lines(&created));
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// D2: somebody else's pod under the name of a probe, with its labels and a finding, is not read and not removed; the
+/// provider names it, and is probed once it is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d2_a_foreign_pod_is_never_taken_for_a_probe() {
+    let world = World::new("probe-foreign").await;
+    world.node.serve_probes();
+    let provider = world.namespace.create(&make(&world, "provider", &[])).await;
+    let uid = provider.uid().expect("a UID");
+    let name = provider::probe::pod_name("provider", &uid, &provider::revision::of(&provider).name_any(), 1);
+    let forged: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            names::PROBE_LABEL: "1", names::PROVIDER_LABEL: "provider", names::PROVIDER_UID_LABEL: uid,
+        }},
+        "spec": {"nodeName": "nowhere", "containers": [{"name": "agent", "image": "localhost/forged:dev"}]},
+    }))
+    .expect("a pod");
+    let forged = world.namespace.create(&forged).await;
+    let mut ended = world.node.ended(&forged, 0);
+    let finding =
+        json!({"agent": {"name": "forged", "version": "", "protocolVersion": 1, "capabilities": ["ImagePrompt"]}});
+    ended["containerStatuses"][0]["state"]["terminated"]["message"] = json!(finding.to_string());
+    world.node.patch_status(&forged, ended).await;
+    let operator = world.operator().await;
+    let named = |status: &SubagentProviderStatus| ready(status).2.contains(&name);
+    let status = until(&world, "provider", "names the pod", named).await;
+    assert!(ready(&status).2.contains("delete it") && status.agent.is_none(), "{:?}", ready(&status));
+    assert_eq!(status.capabilities, ["DepthLimit"]);
+    let pods = world.namespace.api::<Pod>();
+    assert_eq!(pods.get(&name).await.expect("the pod").uid(), forged.uid());
+    pods.delete(&name, &DeleteParams::default().grace_period(0)).await.expect("a deletion");
+    let status = until_probed(&world, "provider").await;
+    assert_ne!(status.agent.expect("an agent").name, "forged");
     operator.stop().await;
     world.finish().await;
 }

@@ -28,3 +28,17 @@ pub const INLINE_RESULT: i64 = 16 * 1024;
 pub const RESULT: i64 = 4 * 1024 * 1024;
 /// Longest time any field in seconds can say: ten years, far from any overflow.
 pub const SECONDS: i64 = 315_360_000;
+/// Most entries of an inbox.
+pub const INBOX: usize = 64;
+/// Entries above which the operator removes the oldest that are over.
+pub const INBOX_PRUNED: usize = 48;
+/// Longest content of one message, in bytes.
+pub const MESSAGE_CONTENT: usize = 16 * 1024;
+/// Most bytes of the content of all messages of an inbox together.
+pub const INBOX_TOTAL: usize = 256 * 1024;
+/// Bytes above which the operator removes the oldest entries that are over.
+pub const INBOX_TOTAL_PRUNED: usize = 192 * 1024;
+/// Messages without an outcome that an activation holds at a time. Steer and Interrupt may go past it.
+pub const PLACED: usize = 32;
+/// Turns kept in `status.turns`.
+pub const TURNS: usize = 32;

@@ -25,7 +25,7 @@ pub struct ContentBlock {
 }
 
 /// A link to a resource.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceLink {
     /// uri of the resource. At most 2048 characters.

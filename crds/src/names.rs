@@ -45,6 +45,12 @@ pub const UNREFERENCED_ANNOTATION: &str = "subagents.dev/unreferenced-since";
 pub const RELEASE_ANNOTATION: &str = "subagents.dev/release-pod";
 /// Finalizer of a run: it leaves once every worker pod is proven stopped.
 pub const RUN_FINALIZER: &str = "subagents.dev/run-stopped";
+/// Second finalizer of an activation's run: it leaves once the child's status holds what became of every message.
+pub const FOLD_FINALIZER: &str = "subagents.dev/messages-noted";
+/// Label on a run: the UID of the child it activates.
+pub const SUBAGENT_UID_LABEL: &str = "subagents.dev/subagent-uid";
+/// Label on a run: the name of the child it activates.
+pub const SUBAGENT_LABEL: &str = "subagents.dev/subagent";
 /// Finalizer of a worker pod: it keeps the containers' end readable until it is stored (contract c50).
 pub const POD_FINALIZER: &str = "subagents.dev/proof-of-stop";
 /// Field manager of the controllers.

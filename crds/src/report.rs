@@ -1,6 +1,6 @@
 //! What the gateway writes into a run's status on the worker's word: report, result and transcript.
 
-use crate::schemas;
+use crate::{message::MessageReport, schemas};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,10 +38,17 @@ pub struct Report {
     #[serde(default)]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub turn_count: i64,
+    /// messages are what became of the messages that were placed with this worker and are still listed in the run's spec.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub messages: Vec<MessageReport>,
+    /// checkpoint is the newest stored copy of the session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
     /// idle is true while no turn is running.
     #[serde(default)]
     pub idle: bool,
-    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, StoringResult, Stopping, Stopped.
+    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, Idle, StoringResult, Stopping, Stopped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub stage: String,
@@ -100,6 +107,24 @@ pub struct Session {
     pub how: String,
 }
 
+/// A stored copy of the agent's session files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Checkpoint {
+    /// key under which it is stored.
+    #[schemars(length(min = 1, max = 256))]
+    pub key: String,
+    /// digest is its SHA-256 in lower-case hex.
+    #[schemars(length(min = 64, max = 64))]
+    pub digest: String,
+    /// size in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+    /// turn after which it was taken, within the attempt.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub turn: i64,
+}
+
 /// Digest of some bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -139,6 +164,9 @@ pub struct Turn {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub preview: Option<String>,
+    /// output tells the whole output, when the preview does not hold it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<Digest>,
 }
 
 /// A sign of life.

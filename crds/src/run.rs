@@ -1,6 +1,6 @@
 //! `SubagentRun`: one run of a child agent.
 
-use crate::{content::Prompt, run_status::SubagentRunStatus, schemas};
+use crate::{content::Prompt, message::PlacedMessage, run_status::SubagentRunStatus, schemas};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,10 @@ use std::collections::BTreeMap;
     validation = Rule::new("self.providerRef == oldSelf.providerRef").message("providerRef is immutable; create a new run"),
     validation = Rule::new("self.description == oldSelf.description").message("description is immutable; create a new run"),
     validation = Rule::new("has(self.prompt) == has(oldSelf.prompt) && (!has(self.prompt) || self.prompt == oldSelf.prompt)").message("prompt is immutable; create a new run"),
-    validation = Rule::new("has(self.activation) == has(oldSelf.activation)").message("activation is immutable; create a new run"),
+    validation = Rule::new("has(self.activation) == has(oldSelf.activation) && (!has(self.activation) || (self.activation.subagentRef == oldSelf.activation.subagentRef && self.activation.epoch == oldSelf.activation.epoch && has(self.activation.session) == has(oldSelf.activation.session) && (!has(self.activation.session) || self.activation.session == oldSelf.activation.session)))").message("activation is immutable but for its inbox; create a new run"),
+    validation = Rule::new("!has(self.activation) || !has(oldSelf.activation) || oldSelf.activation.inbox == 'Open' || self.activation.inbox == 'Closed'").message("activation.inbox goes from Open to Closed once"),
+    validation = Rule::new("!has(self.activation) || !has(oldSelf.activation) || oldSelf.activation.inbox == 'Open' || !has(self.messages) || self.messages.all(entry, has(oldSelf.messages) && oldSelf.messages.exists(old, old.id == entry.id && old.placement == entry.placement))").message("a closed inbox takes no new message"),
+    validation = Rule::new("has(self.activation) || !has(self.messages) || self.messages.size() == 0").message("messages of a one-shot run are not available in this version; leave the list empty and create a new run for a follow-up"),
     validation = Rule::new("has(self.parentRef) == has(oldSelf.parentRef) && (!has(self.parentRef) || self.parentRef == oldSelf.parentRef)").message("parentRef is immutable; create a new run"),
     validation = Rule::new("has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)").message("parameters are immutable; create a new run"),
     validation = Rule::new("has(self.agentOptions) == has(oldSelf.agentOptions) && (!has(self.agentOptions) || self.agentOptions == oldSelf.agentOptions)").message("agentOptions are immutable; create a new run"),
@@ -68,7 +71,8 @@ pub struct SubagentRunSpec {
     /// prompt is what the agent is asked. Exactly one of prompt and activation. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<Prompt>,
-    /// activation is set by the operator alone, on the runs of a continuable child. Not available in this version.
+    /// activation is set by the operator alone, on the runs of a continuable child: which child, and what it continues from.
+    /// Immutable but for its inbox, which closes once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
     /// parentRef is the run that delegates this one; cancelling or deleting it reaches this one, too. Naming a parent needs the
@@ -127,12 +131,11 @@ pub struct SubagentRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 315360000))]
     pub ttl_seconds_after_finished: Option<i64>,
-    /// messages steer a running child. Default [], so that a JSON patch can append. Not available in this version: the list
-    /// must stay empty.
+    /// messages are the inbox of an activation, written by the operator alone. Default []. On a one-shot run the list must
+    /// stay empty in this version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"], "default" = []))]
-    #[x_kube(validation = Rule::new("self.size() == 0").message("messages are not available in this version; leave the list empty and create a new run for a follow-up"))]
-    pub messages: Vec<SteerMessage>,
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id", "placement"], "default" = []))]
+    pub messages: Vec<PlacedMessage>,
     /// cancel stops the run and every run below it: false (default) to true, once. The run is kept; delete it to stop and
     /// forget it.
     #[serde(default)]
@@ -173,7 +176,7 @@ pub struct ParentRef {
     pub uid: Option<String>,
 }
 
-/// What activates a continuable child.
+/// One activation of a continuable child.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Activation {
@@ -182,6 +185,53 @@ pub struct Activation {
     /// epoch numbers the activation, from 1.
     #[schemars(range(min = 1, max = 9007199254740991_i64))]
     pub epoch: i64,
+    /// session is what the activation continues. Absent: it begins a new session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<ContinuedSession>,
+    /// inbox is Open (default) while more messages may come, and then Closed: what is there is worked off, and the
+    /// activation ends.
+    #[serde(default)]
+    pub inbox: Inbox,
+}
+
+/// Whether more messages may come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Inbox {
+    /// More may come.
+    #[default]
+    Open,
+    /// No more come.
+    Closed,
+}
+
+/// The session that an activation continues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContinuedSession {
+    /// id is the agent's session id.
+    #[schemars(length(min = 1, max = 256))]
+    pub id: String,
+    /// checkpoint holds the agent's session files.
+    pub checkpoint: CheckpointRef,
+    /// completedTurns is the number of turns the session holds: a load that replays nothing is then an error.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub completed_turns: i64,
+}
+
+/// A checkpoint in the session store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointRef {
+    /// key under which it is stored.
+    #[schemars(length(min = 1, max = 256))]
+    pub key: String,
+    /// digest is its SHA-256 in lower-case hex.
+    #[schemars(length(min = 64, max = 64))]
+    pub digest: String,
+    /// size in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
 }
 
 /// A continuable child, by name and UID.
@@ -239,17 +289,4 @@ pub enum InterruptionPolicy {
     Resume,
     /// The run starts over in a new attempt. Not available in this version.
     Restart,
-}
-
-/// A message to a running child.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SteerMessage {
-    /// id is the sender's idempotency key.
-    #[schemars(length(min = 1, max = 63))]
-    pub id: String,
-    /// text of the message. At most 16 KiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16384))]
-    pub text: Option<String>,
 }

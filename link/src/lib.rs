@@ -20,13 +20,14 @@ mod version;
 mod worker_config;
 
 pub use message::{
-    AcpTransport, Assignment, ContentBlock, ContentDigest, Deadlines, Decode, DecodeError, GatewayMessage, KnownKinds,
-    PermissionMode, Prompt, RefusalReason, ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
+    AcpTransport, Assignment, ContentBlock, ContentDigest, Continuation, ContinuedSession, Deadlines, Decode,
+    DecodeError, Delivery, GatewayMessage, InboxMessage, KnownKinds, PermissionMode, Prompt, RefusalReason,
+    ResultPayload, StopGraces, TranscriptPayload, WorkerMessage, decode, encode,
 };
 pub use probe::{Finding, MAX_FINDING_BYTES, ProbeConfig};
 pub use snapshot::{
-    Activity, Agent, Final, Permissions, PromptDigest, Session, SessionOrigin, Snapshot, Storing, Turn, Usage,
-    UsageCost,
+    Activity, Agent, Checkpoint, Final, MessageOutcome, Permissions, PromptDigest, Session, SessionOrigin, Snapshot,
+    Storing, Turn, Usage, UsageCost,
 };
 pub use tail::Tail;
 pub use upload::{ResultPart, ResultUpload, UPLOAD_TIMEOUT, refused_for_good};

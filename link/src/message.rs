@@ -58,7 +58,15 @@ pub enum GatewayMessage {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
     },
-    /// No further work comes: finish, report, exit.
+    /// A message of the run's inbox. Sent again at every connection until the run's spec lists it no more; the worker drops
+    /// what it knows by id and placement.
+    Deliver(Box<InboxMessage>),
+    /// What the inbox lists now. The outcome of a message that it lists no more is stored elsewhere and need not be kept.
+    Inbox {
+        /// Placements that are listed.
+        placements: Vec<i64>,
+    },
+    /// No further message comes: finish what is there, report, exit.
     Close,
     /// The gateway does not serve this worker.
     Refused {
@@ -100,8 +108,18 @@ pub enum RefusalReason {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Assignment {
-    /// The run's prompt.
-    pub prompt: Prompt,
+    /// The run's prompt; absent for an activation of a continuable child, which gets its prompts as messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<Prompt>,
+    /// Present for an activation of a continuable child: what it continues and keeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuation: Option<Continuation>,
+    /// Persona for every session request (contract c17), none when absent; an empty one is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persona: Option<String>,
+    /// Model to choose in the session, the agent's own when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// How to speak to the agent.
     pub transport: AcpTransport,
     /// Graces of the stop ladder.
@@ -115,6 +133,61 @@ pub struct Assignment {
     /// counted only.
     #[serde(default)]
     pub uploads: bool,
+}
+
+/// What an activation of a continuable child continues from, and what must survive it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Continuation {
+    /// Number of the activation.
+    pub epoch: i64,
+    /// The session to continue; absent for a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<ContinuedSession>,
+    /// Absolute folders that hold the agent's sessions; a checkpoint is a copy of them.
+    pub state_paths: Vec<String>,
+    /// Largest checkpoint in bytes, uncompressed.
+    pub max_state_bytes: i64,
+}
+
+/// A session that is continued in a new pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContinuedSession {
+    /// The agent's session id.
+    pub id: String,
+    /// The checkpoint to restore before the agent starts.
+    pub checkpoint: ContentDigest,
+    /// Turns the session holds: a load that replays nothing although there are some is refused (pitfall R8).
+    #[serde(default)]
+    pub completed_turns: i64,
+}
+
+/// A message of an inbox, as it is to be delivered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InboxMessage {
+    /// The sender's id.
+    pub id: String,
+    /// Number of the placing, from 1; the order of delivery.
+    pub placement: i64,
+    /// How it asks to be delivered.
+    pub delivery: Delivery,
+    /// What the agent is told; empty only for an interruption that says no more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub content: Vec<ContentBlock>,
+}
+
+/// How a message asks to be delivered (design section 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delivery {
+    /// A turn of its own, in order.
+    #[default]
+    Queue,
+    /// Into the running turn, or not at all.
+    Steer,
+    /// Ends the running turn; a turn of its own follows if it has content.
+    Interrupt,
 }
 
 /// A prompt, inline or in a mounted file.
@@ -234,7 +307,7 @@ pub struct ResultPayload {
 }
 
 /// What was uploaded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContentDigest {
     /// Lower-case hex SHA-256.
@@ -319,7 +392,8 @@ impl KnownKinds for WorkerMessage {
 }
 
 impl KnownKinds for GatewayMessage {
-    const KINDS: &'static [&'static str] = &["welcome", "assignment", "ack", "cancel", "close", "refused"];
+    const KINDS: &'static [&'static str] =
+        &["welcome", "assignment", "ack", "cancel", "deliver", "inbox", "close", "refused"];
 }
 
 #[cfg(test)]
@@ -338,9 +412,19 @@ mod tests {
             GatewayMessage::Ack { seq: 3 },
             GatewayMessage::Cancel { reason: "DeadlineExceeded".into() },
             GatewayMessage::Close,
+            GatewayMessage::Inbox { placements: vec![2, 3] },
+            GatewayMessage::Deliver(Box::new(InboxMessage {
+                id: "m1".into(),
+                placement: 2,
+                delivery: Delivery::Interrupt,
+                content: vec![],
+            })),
             GatewayMessage::Refused { reason: RefusalReason::NotYet, retry: true, message: String::new() },
             GatewayMessage::Assignment(Box::new(Assignment {
-                prompt: Prompt::Inline { content: vec![ContentBlock::Text { text: "hi".into() }] },
+                prompt: Some(Prompt::Inline { content: vec![ContentBlock::Text { text: "hi".into() }] }),
+                continuation: None,
+                persona: None,
+                model: None,
                 transport: AcpTransport::default(),
                 stop: StopGraces::default(),
                 deadlines: Deadlines::default(),

@@ -21,10 +21,16 @@ pub struct Snapshot {
     pub turns: Vec<Turn>,
     /// How many turns there were in all, also those no longer listed.
     pub turn_count: i64,
+    /// What became of placed messages, for those the inbox still lists; in the order of their placement.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<MessageOutcome>,
+    /// The newest stored copy of the session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
     /// True while no turn is running and the worker waits for work.
     pub idle: bool,
     /// The stage the worker is in, for messages about deadlines: `Connecting`, `Spawning`, `Initialize`,
-    /// `Authenticate`, `SessionNew`, `SessionMode`, `Prompt`, `StoringResult`, `Stopping`, `Stopped`.
+    /// `Authenticate`, `SessionNew`, `SessionMode`, `Prompt`, `Idle`, `StoringResult`, `Stopping`, `Stopped`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub stage: String,
     /// The agent's latest activity.
@@ -113,6 +119,44 @@ pub struct Turn {
     /// First 1 KiB of the turn's output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview: Option<String>,
+    /// The whole output, when it was uploaded: the preview does not hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<crate::ContentDigest>,
+}
+
+/// What became of a placed message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MessageOutcome {
+    /// Its id.
+    pub id: String,
+    /// The placement this speaks of.
+    pub placement: i64,
+    /// `Parked`, `Started`, `Claimed`, `Steered`, `Applied`, `Rejected`; an open set.
+    pub outcome: String,
+    /// Why it was rejected (contract c46).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// The turn that took it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<i64>,
+    /// RFC 3339 time.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub at: String,
+}
+
+/// A stored copy of the agent's session files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Checkpoint {
+    /// Key in the session store, as the gateway answered it.
+    pub key: String,
+    /// Lower-case hex SHA-256.
+    pub digest: String,
+    /// Size in bytes.
+    pub size: i64,
+    /// Turn after which it was taken.
+    pub turn: i64,
 }
 
 /// What the agent was last seen doing.

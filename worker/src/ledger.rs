@@ -1,27 +1,31 @@
 //! The ledger: the one snapshot of this attempt, which of its states are stored, and what may happen only after that.
 //!
-//! Pure: it is told what happened and when, and answers what to send. Its rule is contract c41: the session and "turn 1
+//! Pure: it is told what happened and when, and answers what to send. Its rule is contract c41: the session and "turn n
 //! is starting" are *acknowledged*, so stored in the run's status, before the prompt leaves the worker. The permission
-//! to prompt is a value, [`PromptPermit`], that exists at most once per worker; the function that sends the prompt
+//! to prompt is a value, [`PromptPermit`], that exists at most once per turn; the function that sends the prompt
 //! consumes it.
 
 use std::time::{Duration, Instant};
 use subagent_link::{
-    ACTIVITY_INTERVAL, Final, ResultPayload, Session, Snapshot, Storing, TranscriptPayload, Turn, WorkerMessage,
+    ACTIVITY_INTERVAL, Final, MAX_SNAPSHOT_BYTES, MAX_TURNS, MessageOutcome, ResultPayload, Session, Snapshot, Storing,
+    TranscriptPayload, Turn, WorkerMessage,
 };
 
 /// Activity is reported at least this many times within the idle deadline, which the controller counts from the last
 /// activity it knows of. Twice would be enough without the time a report takes.
 const REPORTS_PER_IDLE_DEADLINE: u32 = 4;
 
-/// The right to send the prompt of turn 1. Not copied and not made anywhere else, so a prompt cannot be sent twice.
+/// What the gateway adds to a snapshot, and some room: its bound is that of the whole report.
+const RESERVED_BYTES: usize = 1024;
+
+/// The right to send the prompt of one turn. Not copied and not made anywhere else, so a prompt cannot be sent twice.
 #[derive(Debug)]
 pub struct PromptPermit(());
 
-/// How far turn 1 has come.
+/// How far the newest turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TurnState {
-    /// Not recorded.
+    /// There is none, or it is over and another may follow.
     None,
     /// Recorded in the snapshot with this number; to be acknowledged first.
     Recorded(i64),
@@ -96,6 +100,13 @@ impl Ledger {
         }
     }
 
+    /// What became of messages, as the next report tells it. Alone it sends nothing.
+    pub fn set_messages(&mut self, told: Vec<MessageOutcome>) {
+        if self.snapshot.final_.is_none() {
+            self.snapshot.messages = told;
+        }
+    }
+
     /// When what was [noted](Self::note) is to be reported, `None` when nothing is waiting. Before the first report
     /// there is nothing to coalesce with: notes travel with that one.
     pub fn flush_at(&self) -> Option<Instant> {
@@ -109,19 +120,53 @@ impl Ledger {
         }
     }
 
-    /// Records the session and that turn 1 starts, and publishes it. Without effect once a turn was recorded.
-    pub fn record_turn(&mut self, session: Session, started_at: String, now: Instant) {
+    /// Records the session and that a turn starts, and publishes it. Without effect while a turn is under way, and once
+    /// everything is over. `message_id` is the message whose turn it is; a run's own prompt has none.
+    pub fn record_turn(&mut self, session: Session, message_id: Option<String>, started_at: String, now: Instant) {
         if self.turn != TurnState::None || self.snapshot.final_.is_some() {
             return;
         }
         self.snapshot.session = Some(session);
-        self.snapshot.turn_count = 1;
-        self.snapshot.turns = vec![Turn { turn: 1, started_at, ..Turn::default() }];
+        self.snapshot.idle = false;
+        self.snapshot.turn_count += 1;
+        let turn = self.snapshot.turn_count;
+        self.snapshot.turns.push(Turn { turn, message_id, started_at, ..Turn::default() });
+        let surplus = self.snapshot.turns.len().saturating_sub(MAX_TURNS);
+        self.snapshot.turns.drain(..surplus);
         self.advance(now);
         self.turn = TurnState::Recorded(self.published);
     }
 
-    /// The permission to send the prompt: once, and only after the record of the turn was acknowledged (c41).
+    /// Notes the end of the turn; another may follow. It is reported with what comes next: the record of another turn, or
+    /// [`publish`](Self::publish).
+    pub fn end_turn(&mut self, stop_reason: &str, preview: Option<String>, finished_at: String) {
+        if self.snapshot.final_.is_some() || self.turn == TurnState::Closed {
+            return;
+        }
+        self.turn = TurnState::None;
+        if let Some(turn) = self.snapshot.turns.last_mut().filter(|turn| turn.finished_at.is_none()) {
+            turn.stop_reason = Some(stop_reason.to_owned());
+            turn.finished_at = Some(finished_at);
+            turn.preview = preview;
+        }
+        self.unreported = true;
+    }
+
+    /// Nothing is to be done: reports that, with the session and the end of the turn before.
+    pub fn rest(&mut self, session: Session, now: Instant) {
+        if self.snapshot.final_.is_none() && self.turn == TurnState::None {
+            self.snapshot.session = Some(session);
+            self.snapshot.idle = true;
+            self.advance(now);
+        }
+    }
+
+    /// Number of the newest turn, 0 before the first.
+    pub fn turns(&self) -> i64 {
+        self.snapshot.turn_count
+    }
+
+    /// The permission to send the prompt: once a turn, and only after the record of the turn was acknowledged (c41).
     pub fn permit(&mut self) -> Option<PromptPermit> {
         match self.turn {
             TurnState::Recorded(seq) if self.acknowledged >= seq => {
@@ -142,7 +187,7 @@ impl Ledger {
     pub fn store(&mut self, size: i64, at: String) {
         self.note(|snapshot| {
             if let Some(turn) = snapshot.turns.last_mut() {
-                turn.finished_at = Some(at);
+                turn.finished_at.get_or_insert(at);
             }
             snapshot.idle = true;
             snapshot.storing = Some(Storing { size, trouble: None });
@@ -167,7 +212,7 @@ impl Ledger {
         if self.snapshot.final_.is_some() {
             return;
         }
-        if let Some(turn) = self.snapshot.turns.last_mut() {
+        if let Some(turn) = self.snapshot.turns.last_mut().filter(|turn| turn.stop_reason.is_none()) {
             turn.finished_at.get_or_insert_with(|| end.at.clone());
             turn.stop_reason = Some(end.stop_reason.clone());
             turn.preview = preview;
@@ -205,9 +250,22 @@ impl Ledger {
     }
 
     fn advance(&mut self, now: Instant) {
+        self.fit();
         self.published += 1;
         self.unreported = false;
         self.last_published = Some(now);
+    }
+
+    /// Keeps the snapshot within its bound: previews of the oldest turns go first. Everything else in it is bounded so that
+    /// it fits.
+    fn fit(&mut self) {
+        let size = |snapshot: &Snapshot| serde_json::to_vec(snapshot).map_or(0, |json| json.len());
+        let mut oldest = 0;
+        while size(&self.snapshot) > MAX_SNAPSHOT_BYTES - RESERVED_BYTES {
+            let Some(turn) = self.snapshot.turns.get_mut(oldest) else { return };
+            turn.preview = None;
+            oldest += 1;
+        }
     }
 }
 
@@ -227,7 +285,7 @@ mod tests {
 
     fn recorded() -> Ledger {
         let mut ledger = Ledger::new();
-        ledger.record_turn(session(), "t".into(), Instant::now());
+        ledger.record_turn(session(), None, "t".into(), Instant::now());
         ledger
     }
 
@@ -251,10 +309,43 @@ mod tests {
     }
 
     #[test]
+    fn c41_every_turn_needs_its_own_acknowledgement() {
+        let now = Instant::now();
+        let mut ledger = recorded();
+        ledger.acknowledge(1);
+        assert!(ledger.permit().is_some());
+        ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
+        assert_eq!(ledger.turns(), 1, "never a second turn while one runs (c54)");
+        ledger.end_turn("Completed", Some("done".into()), "t".into());
+        assert_eq!(ledger.pending(), None, "its end travels with what comes next");
+        ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
+        assert!(ledger.permit().is_none());
+        ledger.acknowledge(2);
+        assert!(ledger.permit().is_some() && ledger.permit().is_none());
+        let turns = &ledger.snapshot().turns;
+        assert_eq!((turns[0].stop_reason.as_deref(), turns[1].message_id.as_deref()), (Some("Completed"), Some("m2")));
+    }
+
+    #[test]
+    fn t5_a_snapshot_stays_within_its_bound_for_ever() {
+        let mut ledger = Ledger::new();
+        for turn in 1..100 {
+            ledger.record_turn(session(), Some(format!("m{turn}")), "t".into(), Instant::now());
+            ledger.end_turn("Completed", Some("\u{1}".repeat(1024)), "t".into());
+            ledger.publish(Instant::now());
+            let size = serde_json::to_vec(ledger.snapshot()).unwrap().len();
+            assert!(size <= MAX_SNAPSHOT_BYTES, "{size} bytes after {turn} turns");
+        }
+        let turns = &ledger.snapshot().turns;
+        assert_eq!((turns.len(), turns[0].turn), (MAX_TURNS, 99 - 31));
+        assert!(turns[31].preview.is_some(), "the newest is shown");
+    }
+
+    #[test]
     fn an_acknowledgement_of_the_future_counts_for_nothing() {
         let mut ledger = Ledger::new();
         ledger.acknowledge(7);
-        ledger.record_turn(session(), "t".into(), Instant::now());
+        ledger.record_turn(session(), None, "t".into(), Instant::now());
         assert!(ledger.permit().is_none());
     }
 
@@ -292,7 +383,7 @@ mod tests {
         let mut ledger = Ledger::new();
         ledger.note(|snapshot| snapshot.activity = Some(Activity { at: "t".into(), summary: "x".into() }));
         assert_eq!(ledger.flush_at(), None, "it travels with the first report");
-        ledger.record_turn(session(), "t".into(), start);
+        ledger.record_turn(session(), None, "t".into(), start);
         assert_eq!(ledger.flush_at(), None, "nothing is waiting");
         ledger.note(|snapshot| snapshot.idle = false);
         assert_eq!(ledger.flush_at(), Some(start + Duration::from_secs(60)));
@@ -304,7 +395,7 @@ mod tests {
     fn activity_is_known_well_within_the_idle_deadline() {
         let start = Instant::now();
         let mut ledger = Ledger::new();
-        ledger.record_turn(session(), "t".into(), start);
+        ledger.record_turn(session(), None, "t".into(), start);
         ledger.note(|snapshot| snapshot.idle = false);
         for (idle, expected) in [(1, 250), (20, 5_000), (60, 15_000), (240, 60_000), (86_400, 60_000)] {
             ledger.keep_alive_within(idle);
@@ -335,6 +426,7 @@ mod tests {
         Note,
         Ack(i64),
         Permit,
+        EndTurn,
         Close,
         Finish,
     }
@@ -346,17 +438,17 @@ mod tests {
             Just(Step::Note),
             (-1_i64..8).prop_map(Step::Ack),
             Just(Step::Permit),
-            Just(Step::Permit),
+            Just(Step::EndTurn),
             Just(Step::Close),
             Just(Step::Finish),
         ]
     }
 
     proptest! {
-        /// R1, c41: whatever order of reports, acknowledgements, repeats and cancels, at most one prompt leaves, only
-        /// after a stored report named its turn, and never after the end.
+        /// R1, c41: whatever order of reports, acknowledgements, repeats and cancels, at most one prompt leaves for each turn,
+        /// only after a stored report named that turn, and never after the end.
         #[test]
-        fn at_most_one_prompt_and_only_after_its_record_is_stored(steps in prop::collection::vec(step(), 0..40)) {
+        fn at_most_one_prompt_a_turn_and_only_after_its_record_is_stored(steps in prop::collection::vec(step(), 0..40)) {
             let now = Instant::now();
             let mut ledger = Ledger::new();
             // The gateway's view, kept apart from the ledger: the snapshots sent, and the newest one it stored.
@@ -365,7 +457,7 @@ mod tests {
             let (mut prompts, mut over) = (0, false);
             for step in steps {
                 match step {
-                    Step::Record => ledger.record_turn(session(), "t".into(), now),
+                    Step::Record => ledger.record_turn(session(), None, "t".into(), now),
                     Step::Publish => ledger.publish(now),
                     Step::Note => ledger.note(|snapshot| snapshot.idle = !snapshot.idle),
                     Step::Ack(seq) => {
@@ -378,10 +470,11 @@ mod tests {
                         if ledger.permit().is_some() {
                             prompts += 1;
                             prop_assert!(!over);
-                            prop_assert_eq!(stored.turn_count, 1);
+                            prop_assert_eq!(stored.turn_count, ledger.turns(), "the turn is stored");
                             prop_assert!(stored.session.is_some());
                         }
                     }
+                    Step::EndTurn => ledger.end_turn("Completed", None, "t".into()),
                     Step::Close => { ledger.close(); over = true; }
                     Step::Finish => { ledger.finish(end("Error"), None, None, None, now); over = true; }
                 }
@@ -392,7 +485,7 @@ mod tests {
                 }
                 prop_assert!(sent.windows(2).all(|pair| pair[0].0 < pair[1].0));
             }
-            prop_assert!(prompts <= 1);
+            prop_assert!(prompts <= ledger.turns());
         }
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! It connects out to the operator's gateway, starts the agent's own command, speaks the Agent Client Protocol with it
 //! over stdio, reports, and leaves no process behind. [`run`] tells the story; everything it decides with is pure and
-//! stands beside it: [`ledger`], [`outcome`], [`output`], [`usage`], [`acp::permission`], [`transcript`].
+//! stands beside it: [`ledger`], [`inbox`], [`outcome`], [`output`], [`usage`], [`acp::permission`], [`transcript`].
 
 mod acp;
 mod cli;
 mod clock;
 mod config;
+mod inbox;
 mod install;
 mod ledger;
 mod link;

@@ -24,6 +24,8 @@ pub enum Stage {
     SessionMode,
     /// The turn's record is being stored, or the turn runs.
     Prompt,
+    /// No turn runs; another message may come.
+    Idle,
     /// The turn is over, and its result, which fits no report, is being stored.
     StoringResult,
     /// The agent is being stopped.
@@ -41,6 +43,7 @@ impl Stage {
             Self::SessionNew => "SessionNew",
             Self::SessionMode => "SessionMode",
             Self::Prompt => "Prompt",
+            Self::Idle => "Idle",
             Self::StoringResult => "StoringResult",
             Self::Stopping => "Stopping",
         }
@@ -123,6 +126,8 @@ pub enum ProtocolFault {
     PromptMalformed,
     /// The agent does not read what it is sent.
     NotReading,
+    /// The agent did not end its turn when it was interrupted.
+    NotInterrupted,
 }
 
 /// A stop reason of the protocol.
@@ -196,6 +201,8 @@ pub enum StopCause {
 pub enum End {
     /// The turn's response was read.
     Answered(ProtocolStop),
+    /// No further message comes and none waits.
+    WorkedOff,
     /// Stopped before that.
     Stopped {
         /// By whom.
@@ -217,8 +224,10 @@ pub enum End {
     AuthRequired(Stage),
     /// The prompt holds a kind of content the agent does not take.
     ImagesNotTaken,
-    /// The agent ended with a session; `None` when it only closed its output.
+    /// The agent ended during a turn; `None` when it only closed its output.
     Crashed(Option<Exit>),
+    /// The agent ended with a session and no turn; `None` when it only closed its output.
+    CrashedIdle(Option<Exit>),
     /// The protocol broke down.
     Protocol(Stage, ProtocolFault),
     /// The turn ended well, the result does not fit.
@@ -273,8 +282,10 @@ pub fn settle(end: &End, circumstances: &Circumstances) -> Settlement {
 fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static str) {
     match end {
         // c29: completed without an accounted turn contradicts itself.
-        End::Answered(ProtocolStop::EndTurn) if circumstances.accounted_turns < 1 => ("Error", "AgentProtocolError"),
-        End::Answered(ProtocolStop::EndTurn) => ("Completed", "Completed"),
+        End::Answered(ProtocolStop::EndTurn) | End::WorkedOff if circumstances.accounted_turns < 1 => {
+            ("Error", "AgentProtocolError")
+        }
+        End::Answered(ProtocolStop::EndTurn) | End::WorkedOff => ("Completed", "Completed"),
         End::Answered(ProtocolStop::MaxTokens) => ("MaxTokens", "MaxTokens"),
         End::Answered(ProtocolStop::MaxTurnRequests) => ("Error", "TurnLimit"),
         End::Answered(ProtocolStop::Refusal) => ("Refusal", "AgentRefused"),
@@ -283,7 +294,9 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         End::Stopped { cause: StopCause::Cancel(_), .. } => ("Aborted", "Cancelled"),
         End::Stopped { cause: StopCause::Terminated, .. } => ("Error", "PodDeleted"),
         End::NotStarted(_) => ("Error", "AgentStartFailed"),
-        End::EndedEarly(_, Some(Exit::Signal(9))) | End::Crashed(Some(Exit::Signal(9)))
+        End::EndedEarly(_, Some(Exit::Signal(9)))
+        | End::Crashed(Some(Exit::Signal(9)))
+        | End::CrashedIdle(Some(Exit::Signal(9)))
             if circumstances.exceeded_memory.is_some() =>
         {
             ("Error", "OOMKilled")
@@ -291,7 +304,7 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         End::EndedEarly(..) | End::BadReply(..) | End::Version(_) => ("Error", "AgentHandshakeFailed"),
         End::AuthRequired(_) => ("Error", "AgentAuthRequired"),
         End::ImagesNotTaken => ("Error", "AgentHandshakeFailed"),
-        End::Crashed(_) => ("Error", "AgentCrashed"),
+        End::Crashed(_) | End::CrashedIdle(_) => ("Error", "AgentCrashed"),
         End::Protocol(..) => ("Error", "AgentProtocolError"),
         End::ResultTooLarge { .. } => ("Error", "ResultTooLarge"),
         End::DurabilityFailed { .. } => ("Error", "DurabilityFailed"),
@@ -301,6 +314,7 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
 fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
     let mut text = match end {
         End::Answered(ProtocolStop::EndTurn) => "the turn ended, but no turn was recorded".to_owned(),
+        End::WorkedOff => "the inbox was closed, but no turn was recorded".to_owned(),
         End::Answered(ProtocolStop::MaxTokens) => "the model reached its token limit".to_owned(),
         End::Answered(ProtocolStop::MaxTurnRequests) => {
             "the agent reached its limit of model requests in one turn".to_owned()
@@ -332,6 +346,7 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         }
         End::ImagesNotTaken => "the prompt holds an image, which the agent does not take".to_owned(),
         End::Crashed(exit) => format!("during the turn, {}", Ended(*exit)),
+        End::CrashedIdle(exit) => format!("between two turns, {}", Ended(*exit)),
         End::Protocol(stage, fault) => format!("in stage {}, {}", stage.name(), protocol_fault(*fault)),
         End::ResultTooLarge { size, limit } => {
             format!("the result has {size} bytes, the limit is {limit}; it is in the transcript as far as that reaches")
@@ -408,6 +423,9 @@ fn protocol_fault(fault: ProtocolFault) -> String {
         ProtocolFault::PromptError(fault) => format!("the agent answered the prompt with {fault}"),
         ProtocolFault::PromptMalformed => "the agent answered the prompt without a stop reason".to_owned(),
         ProtocolFault::NotReading => "the agent does not read its stdin".to_owned(),
+        ProtocolFault::NotInterrupted => {
+            "the agent did not end its turn within cancelGraceSeconds after session/cancel".to_owned()
+        }
     }
 }
 

@@ -82,6 +82,11 @@ impl Output {
         Self { limit, keeps_blocks, last: None, current: None, interrupted: false }
     }
 
+    /// Forgets everything: another turn begins.
+    pub fn reset(&mut self) {
+        *self = Self::new(self.limit, self.keeps_blocks);
+    }
+
     /// A chunk of text of the agent's message.
     pub fn text(&mut self, id: Option<&str>, text: &str) {
         let limit = self.limit;

@@ -12,6 +12,7 @@ use crate::{
     decoding::{Guarded, Undecodable},
     provider::revision,
 };
+use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub(super) struct Admitted {
     pub stop: Option<String>,
     /// For a worker without memory.
     pub assignment: Option<Box<Assignment>>,
+    /// True for an activation of a continuable child, which has an inbox.
+    pub is_activation: bool,
 }
 
 impl Gateway {
@@ -60,7 +63,15 @@ impl Gateway {
         } else {
             None
         };
-        Ok(Admitted { place, stored: Stored::of(&run), stop, assignment })
+        let is_activation = run.spec.activation.is_some();
+        Ok(Admitted { place, stored: Stored::of(&run), stop, assignment, is_activation })
+    }
+
+    /// Reads the run anew, for what its inbox holds.
+    pub fn read_run(&self, place: &Place) -> BoxFuture<'static, Result<Option<SubagentRun>, Refusal>> {
+        let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
+        let name = place.run_name.clone();
+        async move { api::get(&runs, &name).await.map_err(unavailable) }.boxed()
     }
 
     /// The same fence for a request beside the link. What is at stake is who speaks: a worker that lost its memory gets

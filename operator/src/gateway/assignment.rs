@@ -1,8 +1,10 @@
 //! What a worker is told to do, from the live run and the provider's revision. Pure.
 
 use crate::provider::for_worker;
-use subagent_crds::{SubagentProviderSpec, SubagentRun, content};
-use subagent_link::{Assignment, ContentBlock, Deadlines, PROMPT_FILE, Prompt};
+use subagent_crds::{SubagentProviderSpec, SubagentRun, content, run::Activation};
+use subagent_link::{
+    Assignment, ContentBlock, ContentDigest, Continuation, ContinuedSession, Deadlines, PROMPT_FILE, Prompt,
+};
 
 /// A run that gives no assignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,11 +21,18 @@ pub(super) fn build(
     provider: &SubagentProviderSpec,
     max_result_bytes: i64,
 ) -> Result<Assignment, AssignmentError> {
-    let prompt = prompt(run.spec.prompt.as_ref().ok_or(AssignmentError::NoPrompt)?)?;
+    let prompt = match (&run.spec.prompt, &run.spec.activation) {
+        (Some(asked), _) => Some(prompt(asked)?),
+        (None, Some(_)) => None,
+        (None, None) => return Err(AssignmentError::NoPrompt),
+    };
     let transport = for_worker::transport(provider).ok_or(AssignmentError::NoTransport)?;
     let effective = run.status.as_ref().and_then(|status| status.effective.as_ref());
     Ok(Assignment {
         prompt,
+        continuation: run.spec.activation.as_ref().map(|activation| continuation(activation, provider)),
+        persona: run.spec.persona.clone(),
+        model: run.spec.agent_options.as_ref().and_then(|options| options.model.clone()),
         transport,
         stop: for_worker::stop(provider),
         deadlines: Deadlines {
@@ -33,6 +42,20 @@ pub(super) fn build(
         max_result_bytes,
         uploads: true,
     })
+}
+
+fn continuation(activation: &Activation, provider: &SubagentProviderSpec) -> Continuation {
+    let state = provider.session_state.as_ref();
+    Continuation {
+        epoch: activation.epoch,
+        session: activation.session.as_ref().map(|session| ContinuedSession {
+            id: session.id.clone(),
+            checkpoint: ContentDigest { sha256: session.checkpoint.digest.clone(), size: session.checkpoint.size },
+            completed_turns: session.completed_turns,
+        }),
+        state_paths: state.map(|state| state.paths.clone()).unwrap_or_default(),
+        max_state_bytes: state.map_or(0, |state| state.max_bytes),
+    }
 }
 
 fn prompt(prompt: &content::Prompt) -> Result<Prompt, AssignmentError> {
@@ -97,7 +120,7 @@ mod tests {
     #[case::file(json!({"configMapKeyRef": {"name": "c", "key": "k"}}), Prompt::File { path: PROMPT_FILE.into() })]
     fn a_prompt_becomes_blocks_or_a_file(#[case] prompt: Value, #[case] expected: Prompt) {
         let assignment = build(&run(prompt), &provider(json!({"acp": {}})), 7).unwrap();
-        assert_eq!(assignment.prompt, expected);
+        assert_eq!(assignment.prompt, Some(expected));
         assert_eq!((assignment.max_result_bytes, assignment.uploads), (7, true));
     }
 

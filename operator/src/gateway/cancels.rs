@@ -1,5 +1,6 @@
-//! Follows runs for one question: is this run to stop? A set `spec.cancel`, a deletion, or a stop the controller has
-//! decided (a deadline) is forwarded to the run's connection.
+//! Follows runs for two questions: is this run to stop, and has the inbox of this activation changed? A set `spec.cancel`, a
+//! deletion, or a stop the controller has decided (a deadline) is forwarded to the run's connection; of an inbox only that
+//! its spec changed.
 
 use super::connections::Connections;
 use crate::{decoding::Guarded, http::Part, run::plan::wants_stop};
@@ -110,6 +111,9 @@ impl Scope<'_> {
         // One that does not decode is stopped all the same.
         let run = run.0.unwrap_or_else(|undecodable| undecodable.run());
         let uid = run.metadata.uid.clone()?;
+        if run.spec.activation.is_some() {
+            self.connections.spec_seen(&uid, run.metadata.generation.unwrap_or(0));
+        }
         if let Some(reason) = stop_reason(&run) {
             self.connections.stop(&uid, &reason);
             Some(uid)

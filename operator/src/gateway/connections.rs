@@ -29,6 +29,7 @@ struct Entry {
     id: u64,
     replaced: CancellationToken,
     stop: watch::Sender<Option<Arc<str>>>,
+    spec: watch::Sender<i64>,
 }
 
 /// A worker's place; dropping it frees the place.
@@ -41,6 +42,8 @@ pub(super) struct Seat {
     pub replaced: CancellationToken,
     /// Why the run is being stopped, once it is.
     pub stop: watch::Receiver<Option<Arc<str>>>,
+    /// Generation of the run's spec, as far as it was seen since this place was taken; 0 before that.
+    pub spec: watch::Receiver<i64>,
 }
 
 impl Connections {
@@ -60,13 +63,14 @@ impl Connections {
         let id = inner.next_id;
         let stop = stop.map(Arc::from).or_else(|| inner.stopping.get(run_uid).cloned());
         let (sender, receiver) = watch::channel(stop);
+        let (spec, changes) = watch::channel(0);
         let replaced = CancellationToken::new();
-        let entry = Entry { id, replaced: replaced.clone(), stop: sender };
+        let entry = Entry { id, replaced: replaced.clone(), stop: sender, spec };
         if let Some(older) = inner.seats.insert(run_uid.to_owned(), entry) {
             older.replaced.cancel();
         }
         self.metrics.link_connections.inc();
-        Seat { connections: self.clone(), run_uid: run_uid.to_owned(), id, replaced, stop: receiver }
+        Seat { connections: self.clone(), run_uid: run_uid.to_owned(), id, replaced, stop: receiver, spec: changes }
     }
 
     /// The run is to stop.
@@ -77,6 +81,13 @@ impl Connections {
             entry.stop.send_replace(Some(reason.clone()));
         }
         inner.stopping.insert(run_uid.to_owned(), reason);
+    }
+
+    /// The spec of the run is at this generation.
+    pub fn spec_seen(&self, run_uid: &str, generation: i64) {
+        if let Some(entry) = self.lock().seats.get(run_uid) {
+            entry.spec.send_if_modified(|known| std::mem::replace(known, generation) != generation);
+        }
     }
 
     /// The run is over or gone.

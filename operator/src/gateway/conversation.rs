@@ -5,7 +5,7 @@ use super::{
     admission::Admitted,
     connections::Seat,
     fence::{Refusal, reason_name},
-    snapshot,
+    inbox, snapshot,
     store::{Pending, Place, Stored},
 };
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
@@ -15,6 +15,7 @@ use futures::{
     stream::{SplitSink, SplitStream},
 };
 use std::{sync::Arc, time::Duration};
+use subagent_crds::SubagentRun;
 use subagent_link::{
     DEAD_AFTER, Decode, GatewayMessage, PING_INTERVAL, RefusalReason, WorkerMessage, choose_version, decode, encode,
 };
@@ -76,7 +77,8 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
     };
     let shutdown = &gateway.shutdown;
     let (version, admitted) = shutdown.run_until_cancelled(hello).await.ok_or_else(going_away)??;
-    let Admitted { place, stored, stop, assignment } = admitted;
+    let Admitted { place, stored, stop, assignment, is_activation } = admitted;
+    let place = Arc::new(place);
     let seat = gateway.connections.join(&place.claim.run_uid, stop.as_deref());
     tracing::info!(
         namespace = place.namespace,
@@ -90,7 +92,17 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
     if let Some(assignment) = assignment {
         worker.send(&GatewayMessage::Assignment(assignment)).await?;
     }
-    Conversation { gateway, place: Arc::new(place), stored, pending: None, storing: None }.run(worker, seat).await
+    let conversation = Conversation {
+        gateway,
+        place: place.clone(),
+        stored,
+        pending: None,
+        storing: None,
+        told: inbox::Told::default(),
+        // What changed between admission and the seat was seen by nobody: the first look is after it.
+        reading: is_activation.then(|| gateway.read_run(&place)),
+    };
+    conversation.run(worker, seat).await
 }
 
 /// State of an admitted connection.
@@ -101,6 +113,10 @@ struct Conversation<'a> {
     /// The newest report that waits while another one is being stored: a queue of one, since snapshots are cumulative.
     pending: Option<Pending>,
     storing: Option<BoxFuture<'static, Result<Stored, Refusal>>>,
+    /// What of the inbox of an activation was told.
+    told: inbox::Told,
+    /// The run is being read for what its inbox holds.
+    reading: Option<BoxFuture<'static, Result<Option<SubagentRun>, Refusal>>>,
 }
 
 impl Conversation<'_> {
@@ -123,8 +139,15 @@ impl Conversation<'_> {
                 () = seat.replaced.cancelled() => {
                     return Err(End::Close(close_code::POLICY, "a newer connection of this attempt is here"));
                 }
-                // The sender lives as long as the seat.
+                // The senders live as long as the seat.
                 _ = seat.stop.changed(), if !told_to_stop => {}
+                _ = seat.spec.changed(), if self.reading.is_none() => {
+                    self.reading = Some(self.gateway.read_run(&self.place));
+                }
+                Some(run) = OptionFuture::from(self.reading.as_mut()) => {
+                    self.reading = None;
+                    self.tell_inbox(worker, run?).await?;
+                }
                 Some(stored) = OptionFuture::from(self.storing.as_mut()) => {
                     self.storing = None;
                     self.acknowledge(worker, stored?).await?;
@@ -141,6 +164,17 @@ impl Conversation<'_> {
                 () = sleep_until(dead_at) => return Err(End::Broken("silent for too long")),
             }
         }
+    }
+
+    /// Tells what the live run's inbox holds and this connection was not told. The run may be another one by now: the fence of
+    /// the next report says so.
+    async fn tell_inbox(&mut self, worker: &mut Worker, run: Option<SubagentRun>) -> Result<(), End> {
+        let claim = &self.place.claim;
+        let Some(run) = run.filter(|run| run.metadata.uid.as_ref() == Some(&claim.run_uid)) else { return Ok(()) };
+        for message in self.told.next(&run, claim.attempt) {
+            worker.send(&message).await?;
+        }
+        Ok(())
     }
 
     async fn hear(&mut self, worker: &mut Worker, text: &str) -> Result<(), End> {

@@ -21,6 +21,7 @@ mod cancels;
 mod connections;
 mod conversation;
 mod fence;
+mod inbox;
 mod listener;
 mod snapshot;
 mod store;

@@ -14,13 +14,15 @@ use agent_client_protocol::{
     },
 };
 use serde::Serialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::{Value, json, value::RawValue};
 use subagent_link::{Agent, ContentBlock as PromptBlock};
 
 /// Largest answer of the handshake in bytes. Real ones are a few KiB; modes and models make them grow.
 const MAX_REPLY_BYTES: usize = 1024 * 1024;
 /// Longest session id and longest name or version of an agent in bytes (see `subagent_link::Agent`).
 const MAX_NAME_BYTES: usize = 256;
+/// Method of the steering extension; agents advertise it at `initialize` in `_meta.steering`.
+const STEERING: &str = "_session/steering";
 
 fn call(method: &'static str, params: &impl Serialize) -> Call {
     // The crate's types hold strings and numbers only; these always serialise.
@@ -58,6 +60,22 @@ pub fn prompt(session_id: &str, blocks: &[PromptBlock]) -> Call {
         })
         .collect();
     call(AGENT_METHOD_NAMES.session_prompt, &PromptRequest::new(session_id.to_owned(), blocks))
+}
+
+/// The extension by which a message goes into a running turn. Without `idleBehavior` an idle agent would begin a turn that
+/// nobody asked for.
+pub fn steer(session_id: &str, blocks: &[PromptBlock]) -> Call {
+    let mut call = prompt(session_id, blocks);
+    call.method = STEERING;
+    if let Some(params) = call.params.as_object_mut() {
+        params.insert("_meta".to_owned(), json!({"steering": {"idleBehavior": "promptRequired"}}));
+    }
+    call
+}
+
+/// Whether the agent took a steering message into its turn.
+pub fn read_steered(reply: &RawValue) -> bool {
+    read(reply).is_ok_and(|reply| reply.get("outcome").and_then(Value::as_str) == Some("injected"))
 }
 
 /// `session/cancel`.
@@ -218,7 +236,7 @@ fn read(reply: &RawValue) -> Result<Value, BadReply> {
 mod tests {
     use super::*;
     use rstest::rstest;
-    use serde_json::{json, value::to_raw_value};
+    use serde_json::value::to_raw_value;
 
     fn raw(value: Value) -> Box<RawValue> {
         to_raw_value(&value).unwrap()
@@ -253,6 +271,19 @@ mod tests {
             {"type": "image", "data": "QQ==", "mimeType": "image/png"},
         ]});
         assert_eq!(prompt("s", &blocks).params, want);
+    }
+
+    #[test]
+    fn c38_a_steer_asks_for_no_turn_and_counts_when_the_agent_confirms_it() {
+        let call = steer("s", &[PromptBlock::Text { text: "left".into() }]);
+        assert_eq!(call.method, "_session/steering");
+        assert_eq!(call.params["sessionId"], "s");
+        assert_eq!(call.params["prompt"][0]["text"], "left");
+        assert_eq!(call.params["_meta"]["steering"]["idleBehavior"], "promptRequired");
+        assert!(read_steered(&raw(json!({"outcome": "injected"}))));
+        for other in [json!({"outcome": "promptRequired"}), json!({}), json!(null), json!([])] {
+            assert!(!read_steered(&raw(other)));
+        }
     }
 
     #[test]

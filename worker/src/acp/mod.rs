@@ -18,7 +18,7 @@ pub use connection::{Call, Connection, Incoming};
 pub use frame::Frame;
 pub use handshake::{
     Introduced, ModeChange, NewSession, authenticate, cancel, close_session, initialize, mode_change, new_session,
-    prompt, read_initialize, read_session, read_stop,
+    prompt, read_initialize, read_session, read_steered, read_stop, steer,
 };
 pub use lines::{Line, LineReader, MAX_LINE_BYTES};
 pub use update::{ToolCall, Update, parse as parse_update};

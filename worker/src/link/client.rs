@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{config::Settings, ledger::Ledger, outcome::StopReason};
 use std::sync::Arc;
-use subagent_link::{Assignment, GatewayMessage, RefusalReason, encode};
+use subagent_link::{Assignment, GatewayMessage, InboxMessage, RefusalReason, encode};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -25,7 +25,11 @@ pub enum LinkEvent {
     Acknowledged(i64),
     /// Stop the turn, and why.
     Cancel(StopReason),
-    /// No further work comes.
+    /// A message of the run's inbox; it may be a repeat.
+    Message(Box<InboxMessage>),
+    /// Placements that the run's inbox lists now.
+    Listed(Vec<i64>),
+    /// No further message comes.
     Close,
     /// The gateway will not serve this worker again.
     Refused(RefusalReason),
@@ -164,6 +168,8 @@ async fn one_connection(
                 Heard::Message(GatewayMessage::Assignment(assignment)) => LinkEvent::Assignment(assignment),
                 Heard::Message(GatewayMessage::Ack { seq }) => LinkEvent::Acknowledged(seq),
                 Heard::Message(GatewayMessage::Cancel { reason }) => LinkEvent::Cancel(StopReason::parse(&reason)),
+                Heard::Message(GatewayMessage::Deliver(message)) => LinkEvent::Message(message),
+                Heard::Message(GatewayMessage::Inbox { placements }) => LinkEvent::Listed(placements),
                 Heard::Message(GatewayMessage::Close) => LinkEvent::Close,
                 Heard::Message(GatewayMessage::Refused { reason, retry, message }) => {
                     tracing::warn!(?reason, retry, message, "the gateway refused");
@@ -220,7 +226,7 @@ mod tests {
             });
             snapshot.activity = Some(Activity { at: "t".repeat(20), summary: quote.repeat(256) });
         });
-        ledger.record_turn(Session { id: control.repeat(256), how: SessionOrigin::New }, "t".repeat(20), now);
+        ledger.record_turn(Session { id: control.repeat(256), how: SessionOrigin::New }, None, "t".repeat(20), now);
         let end = Final {
             stop_reason: "Completed".into(),
             reason: "AgentHandshakeFailed".into(),

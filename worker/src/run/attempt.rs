@@ -6,11 +6,12 @@ use super::{
 };
 use crate::{
     config::Settings,
+    inbox::{Inbox, Turn},
     ledger::Ledger,
     link::{Link, LinkEvent},
     outcome::{Circumstances, End, Stage, StopCause},
     output::Output,
-    process::{Memory, Reaper},
+    process::{Exit, Memory, Reaper},
     transcript::{Speaker, Transcript},
 };
 use anyhow::Context;
@@ -87,6 +88,14 @@ pub struct Attempt {
     in_a_row: u32,
     /// Number of the prompt's request, while its response is awaited.
     pub(super) open_prompt: Option<u64>,
+    /// Messages of an activation.
+    pub(super) inbox: Inbox,
+    /// The turn of an activation.
+    pub(super) turn: Turn,
+    /// The agent ended while nobody waited for anything of it; how, unless it only closed its output.
+    pub(super) gone: Option<Option<Exit>>,
+    /// Placements of steering messages by the number of their request.
+    pub(super) steers: HashMap<u64, i64>,
     /// The agent's session.
     pub(super) session_id: Option<String>,
     pub(super) circumstances: Circumstances,
@@ -147,6 +156,10 @@ impl Attempt {
             upload: None,
             in_a_row: 0,
             open_prompt: None,
+            inbox: Inbox::default(),
+            turn: Turn::None,
+            gone: None,
+            steers: HashMap::new(),
             session_id: None,
             circumstances: Circumstances::default(),
             memory: Memory::watch(),
@@ -167,7 +180,7 @@ impl Attempt {
         self.stage = stage;
         self.ledger.enter(stage.name());
         self.slow_at = match stage {
-            Stage::Connecting | Stage::Prompt | Stage::Stopping => None,
+            Stage::Connecting | Stage::Prompt | Stage::Idle | Stage::Stopping => None,
             _ => Some(Instant::now() + SLOW_STAGE),
         };
     }
@@ -283,8 +296,13 @@ impl Attempt {
                     self.stop = Some(StopCause::Cancel(reason));
                 }
             }
-            // One prompt is all the work of a one-shot run; it ends by itself.
-            LinkEvent::Close => {}
+            LinkEvent::Message(message) => self.take_message(*message),
+            LinkEvent::Listed(placements) => {
+                self.inbox.list(&placements);
+                self.ledger.set_messages(self.inbox.told());
+            }
+            // A one-shot run has one prompt and ends by itself.
+            LinkEvent::Close => self.inbox.close(),
             LinkEvent::Refused(reason) => {
                 let trouble = format!("the gateway refused this worker: {reason:?}");
                 self.say(&trouble);

@@ -9,6 +9,7 @@ mod attempt;
 mod handshake;
 mod narrate;
 mod probe;
+mod serve;
 mod stop;
 mod turn;
 mod upload;
@@ -77,7 +78,7 @@ async fn live(mut attempt: Attempt, argv: &[OsString]) -> ExitCode {
     if acknowledged { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Everything up to the end of the turn.
+/// Everything up to the end of the turn, or of all turns of an activation.
 async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     let assignment = wait_for_assignment(attempt).await?;
     attempt.permission = assignment.transport.permission;
@@ -88,15 +89,19 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
         attempt.ledger.keep_alive_within(seconds);
     }
     attempt.enter(Stage::Spawning);
-    let prompt =
-        LoadedPrompt::load(assignment.prompt).map_err(|fault| Halt::End(End::NotStarted(StartFault::Prompt(fault))))?;
+    let Some(prompt) = assignment.prompt else {
+        attempt.start_agent(argv)?;
+        let session = attempt.handshake(&assignment.transport).await?;
+        return attempt.serve(&session).await;
+    };
+    let prompt = LoadedPrompt::load(prompt).map_err(|fault| Halt::End(End::NotStarted(StartFault::Prompt(fault))))?;
     attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));
     attempt.start_agent(argv)?;
     let session = attempt.handshake(&assignment.transport).await?;
     if prompt.has_image() && !attempt.agent_takes("ImagePrompt") {
         return Err(Halt::End(End::ImagesNotTaken));
     }
-    let permit = attempt.record_turn(&session).await?;
+    let permit = attempt.record_turn(&session, None).await?;
     attempt.turn(permit, &session, &prompt.blocks).await
 }
 

@@ -58,6 +58,7 @@ impl Attempt {
     pub fn report_end(&mut self, end: &End) {
         self.enter(Stage::Stopping);
         self.ledger.close();
+        self.ledger.set_messages(self.inbox.told());
         let mut end = *end;
         if let End::Stopped { cause, .. } = &mut end {
             // A cancel that came during the ladder is a better word than the SIGTERM before it.
@@ -178,7 +179,7 @@ impl Attempt {
 
 /// Whether the agent ended its turn well.
 pub(super) fn is_completed(end: &End) -> bool {
-    matches!(end, End::Answered(ProtocolStop::EndTurn))
+    matches!(end, End::Answered(ProtocolStop::EndTurn) | End::WorkedOff)
 }
 
 /// A grace; the API bounds it, and a negative one is none.

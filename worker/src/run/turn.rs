@@ -11,7 +11,7 @@ use crate::{
         permission::{Decision, PermissionRequest},
     },
     ledger::PromptPermit,
-    outcome::{End, ProtocolFault, RpcFault, Stage},
+    outcome::{End, ProtocolFault, ProtocolStop, RpcFault, Stage},
     usage,
 };
 use serde_json::value::RawValue;
@@ -23,15 +23,20 @@ use tokio::time::Instant;
 const LATE_UPDATES: Duration = Duration::from_millis(50);
 
 impl Attempt {
-    /// Records the session and that turn 1 starts, and waits until that is stored (c41).
+    /// Records the session and that a turn starts, and waits until that is stored (c41). `message_id` is the message whose
+    /// turn it is; a run's own prompt has none.
     ///
     /// # Errors
     /// [`Halt`]: stopped, refused, or the agent ended meanwhile. No prompt was sent then, and none will be.
-    pub async fn record_turn(&mut self, session: &NewSession) -> Result<PromptPermit, Halt> {
+    pub async fn record_turn(
+        &mut self,
+        session: &NewSession,
+        message_id: Option<String>,
+    ) -> Result<PromptPermit, Halt> {
         self.enter(Stage::Prompt);
         let recorded = Session { id: session.id.clone(), how: SessionOrigin::New };
-        self.ledger.record_turn(recorded, timestamp(), now());
-        self.circumstances.accounted_turns = 1;
+        self.ledger.record_turn(recorded, message_id, timestamp(), now());
+        self.circumstances.accounted_turns = self.ledger.turns();
         loop {
             self.go_on(Stage::Prompt, false)?;
             if let Some(permit) = self.ledger.permit() {
@@ -45,7 +50,8 @@ impl Attempt {
         }
     }
 
-    /// Sends the prompt and follows the turn to its end. The permit is used up: there is no second prompt.
+    /// Sends the prompt and follows the turn to its end. The permit is used up: there is no second prompt. An interruption
+    /// that comes before the response is read ends the turn as cancelled, whatever the agent then says (c27, c42).
     ///
     /// # Errors
     /// [`Halt`]: anything but the prompt's response.
@@ -55,21 +61,34 @@ impl Attempt {
         session: &NewSession,
         blocks: &[ContentBlock],
     ) -> Result<End, Halt> {
+        if self.inbox.is_interrupting() {
+            return Ok(End::Answered(ProtocolStop::Cancelled));
+        }
         self.show_prompt(blocks);
         let id = self.request(acp::prompt(&session.id, blocks))?;
         self.open_prompt = Some(id);
+        let mut cancelled_until = None;
         loop {
             self.go_on(Stage::Prompt, true)?;
-            match self.next(None).await {
+            if cancelled_until.is_none() && self.inbox.is_interrupting() {
+                cancelled_until = Some(self.interrupt(session));
+            }
+            match self.next(cancelled_until).await {
                 Wake::Agent(AgentEvent::Frame(Frame::Response { id: answered, outcome })) if answered == id => {
                     self.open_prompt = None;
-                    let end = self.read_end(outcome);
+                    let mut end = self.read_end(outcome);
+                    if cancelled_until.is_some() {
+                        end = End::Answered(ProtocolStop::Cancelled);
+                    }
                     self.take_late_updates().await;
                     return Ok(end);
                 }
                 Wake::Agent(AgentEvent::Gone(exit)) => return Err(Halt::End(End::Crashed(exit))),
                 Wake::Agent(event) => self.take(event)?,
-                Wake::News | Wake::Deadline => {}
+                Wake::Deadline => {
+                    return Err(Halt::End(End::Protocol(Stage::Prompt, ProtocolFault::NotInterrupted)));
+                }
+                Wake::News => {}
             }
         }
     }
@@ -96,9 +115,13 @@ impl Attempt {
         let until = Instant::now() + LATE_UPDATES;
         loop {
             match self.next(Some(until)).await {
-                Wake::Deadline | Wake::Agent(AgentEvent::Gone(_) | AgentEvent::Exited | AgentEvent::TooLong) => return,
+                Wake::Deadline | Wake::Agent(AgentEvent::TooLong) => return,
                 Wake::Agent(event) => {
+                    let over = matches!(event, AgentEvent::Gone(_) | AgentEvent::Exited);
                     let _ = self.take(event);
+                    if over {
+                        return;
+                    }
                 }
                 Wake::News => {}
             }
@@ -117,7 +140,9 @@ impl Attempt {
                 }
             }
             AgentEvent::Frame(Frame::Request { id, method, params }) => return self.answer(&id, &method, &params),
-            AgentEvent::Frame(Frame::Response { .. }) | AgentEvent::Gone(_) | AgentEvent::Exited => {}
+            AgentEvent::Frame(Frame::Response { id, outcome }) => self.steer_answered(id, outcome.ok().as_deref()),
+            AgentEvent::Gone(exit) => self.gone = Some(exit),
+            AgentEvent::Exited => {}
             AgentEvent::Garbage(line) => self.skip_line(&line),
             AgentEvent::TooLong => {
                 let fault = ProtocolFault::FrameTooLong(acp::MAX_LINE_BYTES);
@@ -135,7 +160,7 @@ impl Attempt {
             let request = PermissionRequest::parse(params);
             let ours = self.session_id.as_deref() == Some(request.session_id.as_str());
             // Nothing is allowed any more once the turn is over or to be over.
-            let in_turn = self.open_prompt.is_some() && self.stop.is_none();
+            let in_turn = self.open_prompt.is_some() && self.stop.is_none() && !self.inbox.is_interrupting();
             let decision = if ours && in_turn { request.decide(self.permission) } else { Decision::Cancelled };
             self.count_permission(&request, &decision);
             decision

@@ -45,7 +45,10 @@ pub struct Setup {
 pub fn run(prompt: &str) -> Setup {
     Setup {
         assignment: Assignment {
-            prompt: Prompt::Inline { content: vec![ContentBlock::Text { text: prompt.to_owned() }] },
+            prompt: Some(Prompt::Inline { content: vec![ContentBlock::Text { text: prompt.to_owned() }] }),
+            continuation: None,
+            persona: None,
+            model: None,
             transport: AcpTransport::default(),
             stop: StopGraces { cancel_grace_seconds: 2, eof_grace_seconds: 2, term_grace_seconds: 2 },
             deadlines: Deadlines::default(),

@@ -81,7 +81,7 @@ async fn a_worker_with_work_takes_no_other_assignment() {
     let attempt = run("!gate end\n!say mine").start().await;
     attempt.first("prompt");
     let other = Prompt::Inline { content: vec![ContentBlock::Text { text: "other".into() }] };
-    let assignment = Assignment { prompt: other, ..run("").assignment };
+    let assignment = Assignment { prompt: Some(other), ..run("").assignment };
     attempt.gateway.say(GatewayMessage::Assignment(Box::new(assignment)));
     attempt.gateway.say(GatewayMessage::Close);
     // Said in order on the same connection: once this is heard, the assignment was.

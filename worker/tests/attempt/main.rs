@@ -6,6 +6,7 @@
 mod gateway;
 mod harness;
 
+mod activation;
 mod cancel;
 mod failures;
 mod link;

@@ -125,7 +125,7 @@ async fn a_prompt_from_a_file_is_sent_with_its_digest() {
     let path = folder.path().join("prompt");
     std::fs::write(&path, "from a file").unwrap();
     let mut setup = run("");
-    setup.assignment.prompt = Prompt::File { path: path.to_str().unwrap().into() };
+    setup.assignment.prompt = Some(Prompt::File { path: path.to_str().unwrap().into() });
     let ended = setup.start().await.finish().await;
     assert_eq!(ended.text(), "echo: from a file");
     assert_eq!(ended.report.snapshot.prompt.unwrap().size, 11);
@@ -144,7 +144,7 @@ async fn a_file_that_holds_no_prompt_is_told(#[case] bytes: Option<&[u8]>, #[cas
         std::fs::write(&path, bytes).unwrap();
     }
     let mut setup = run("");
-    setup.assignment.prompt = Prompt::File { path: path.to_str().unwrap().into() };
+    setup.assignment.prompt = Some(Prompt::File { path: path.to_str().unwrap().into() });
     let ended = setup.start().await.finish().await;
     assert_eq!((ended.words(), ended.prompts), (("Error", "AgentStartFailed"), 0), "{}", ended.transcript);
     let diagnostic = ended.diagnostic();
@@ -154,13 +154,13 @@ async fn a_file_that_holds_no_prompt_is_told(#[case] bytes: Option<&[u8]>, #[cas
 #[tokio::test(flavor = "multi_thread")]
 async fn links_and_images_reach_the_agent() {
     let mut setup = run("");
-    setup.assignment.prompt = Prompt::Inline {
+    setup.assignment.prompt = Some(Prompt::Inline {
         content: vec![
             ContentBlock::Text { text: "see".into() },
             ContentBlock::ResourceLink { uri: "file:///a".into(), name: "a".into() },
             ContentBlock::Image { data: "QQ==".into(), mime_type: "image/png".into() },
         ],
-    };
+    });
     let attempt = setup.start().await;
     let prompt = attempt.first("prompt");
     let blocks = prompt.report["blocks"].to_string();

@@ -107,12 +107,12 @@ async fn d3_only_the_operator_writes_activations() {
         scene.namespace().api::<SubagentRun>().patch("run", &PatchParams::default(), &Patch::Merge(&message)).await;
     // Today the schema refuses every message, before any policy is asked; the policy must not let one through either.
     assert!(matches!(refusal::status(refused.expect_err("refused")).code, 403 | 422));
-    let other_epoch = json!({"spec": {"activation": {"epoch": 2}}});
+    let closed = json!({"spec": {"activation": {"inbox": "Closed"}}});
     told(
-        patch::<SubagentRun>(&admin, &scene, "run", other_epoch.clone()).await,
+        patch::<SubagentRun>(&admin, &scene, "run", closed.clone()).await,
         &["spec.activation is changed by the operator alone"],
     );
-    patch::<SubagentRun>(&operator, &scene, "run", other_epoch).await.expect("the operator");
+    patch::<SubagentRun>(&operator, &scene, "run", closed).await.expect("the operator");
     // Cancelling an activation is anyone's who may update the run (c43).
     patch::<SubagentRun>(&admin, &scene, "run", json!({"spec": {"cancel": true}})).await.expect("a cancel");
 }

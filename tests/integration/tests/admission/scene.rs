@@ -108,8 +108,11 @@ impl Scene {
 pub fn activation_run(name: &str) -> SubagentRun {
     let mut run = make_run(name);
     run.spec.prompt = None;
-    run.spec.activation =
-        Some(Activation { subagent_ref: SubagentRef { name: "child".into(), uid: "u".into() }, epoch: 1 });
+    run.spec.activation = Some(Activation {
+        subagent_ref: SubagentRef { name: "child".into(), uid: "u".into() },
+        epoch: 1,
+        ..Activation::default()
+    });
     run
 }
 

@@ -167,15 +167,37 @@ fn creation() -> Vec<Case> {
             )
         },
         Case {
-            accepted: vec![json!({"spec": {"messages": []}}), json!({})],
-            refused: vec![json!({"spec": {"messages": [{"id": "m1", "text": "go on"}]}})],
-            ..case("SubagentRun.spec.messages", "spec.messages", MESSAGES, "at creation")
+            accepted: vec![
+                json!({"spec": {"messages": []}}),
+                json!({}),
+                inbox(json!([said(json!({"text": "go on"}))])),
+            ],
+            refused: vec![json!({"spec": {"messages": [said(json!({"text": "go on"}))]}})],
+            ..case(SPEC, "spec", MESSAGES, "at creation")
         },
         Case {
             request: Request::Update,
             accepted: vec![json!({"spec": {"messages": []}})],
-            refused: vec![json!({"spec": {"messages": [{"id": "m1", "text": "go on"}]}})],
-            ..case("SubagentRun.spec.messages", "spec.messages", MESSAGES, "later")
+            refused: vec![json!({"spec": {"messages": [said(json!({"text": "go on"}))]}})],
+            ..case(SPEC, "spec", MESSAGES, "later")
+        },
+        Case {
+            accepted: vec![
+                inbox(json!([said(json!({"content": [{"text": "x"}]}))])),
+                inbox(json!([said(json!({"content": [{"resourceLink": {"uri": "file:///x", "name": "x"}}]}))])),
+            ],
+            refused: vec![
+                inbox(json!([said(json!({"content": [{}]}))])),
+                inbox(json!([said(
+                    json!({"content": [{"text": "x", "resourceLink": {"uri": "file:///x", "name": "x"}}]})
+                )])),
+            ],
+            ..case(
+                "SubagentRun.spec.messages[].content[]",
+                "spec.messages[0].content[0]",
+                "a content block of a message has exactly one of text and resourceLink",
+                "presence",
+            )
         },
         Case {
             accepted: vec![json!({"spec": {"transport": {"acp": {}}}})],
@@ -190,8 +212,23 @@ fn creation() -> Vec<Case> {
     ]
 }
 
-pub const MESSAGES: &str =
-    "messages are not available in this version; leave the list empty and create a new run for a follow-up";
+/// A message in its place.
+fn said(content: Value) -> Value {
+    merged(&json!({"id": "m1", "placement": 1}), &content)
+}
+
+/// An activation with these messages.
+fn inbox(messages: Value) -> Value {
+    let activation = json!({"subagentRef": {"name": "child", "uid": "u"}, "epoch": 1});
+    json!({"spec": {"prompt": null, "activation": activation, "messages": messages}})
+}
+
+/// The same with a closed inbox.
+fn closed(messages: Value) -> Value {
+    merged(&inbox(messages), &json!({"spec": {"activation": {"inbox": "Closed"}}}))
+}
+
+const MESSAGES: &str = "messages of a one-shot run are not available in this version; leave the list empty and create a new run for a follow-up";
 
 /// A changed, an added and a removed value of each field that is fixed at creation.
 fn immutability() -> Vec<Case> {
@@ -247,7 +284,7 @@ fn immutability() -> Vec<Case> {
         });
     }
     let activation = json!({"subagentRef": {"name": "child", "uid": "u"}, "epoch": 1});
-    let message = "activation is immutable; create a new run";
+    let message = "activation is immutable but for its inbox; create a new run";
     cases.push(Case {
         request: Request::Update,
         accepted: vec![json!({"spec": {"cancel": true}})],
@@ -260,6 +297,52 @@ fn immutability() -> Vec<Case> {
         accepted: vec![json!({"spec": {"cancel": true}})],
         refused: vec![json!({"spec": {"prompt": {"text": "x"}, "activation": null}})],
         ..case(SPEC, "spec", message, "replaced by a prompt")
+    });
+    let (one, two) = (said(json!({"text": "x"})), json!({"id": "m2", "placement": 2, "text": "x"}));
+    let session = json!({"id": "s", "checkpoint": {"key": "k", "digest": "0".repeat(64), "size": 1}});
+    cases.push(Case {
+        stored: inbox(json!([one])),
+        request: Request::Update,
+        accepted: vec![closed(json!([one])), json!({"spec": {"cancel": true}})],
+        refused: vec![
+            json!({"spec": {"activation": {"epoch": 2}}}),
+            json!({"spec": {"activation": {"subagentRef": {"uid": "v"}}}}),
+            json!({"spec": {"activation": {"session": session}}}),
+        ],
+        ..case(SPEC, "spec", message, "another one")
+    });
+    cases.push(Case {
+        stored: closed(json!([one])),
+        request: Request::Update,
+        accepted: vec![closed(json!([one]))],
+        refused: vec![json!({"spec": {"activation": {"inbox": "Open"}}})],
+        ..case(SPEC, "spec", "activation.inbox goes from Open to Closed once", "opened again")
+    });
+    cases.push(Case {
+        stored: closed(json!([one])),
+        request: Request::Update,
+        accepted: vec![closed(json!([one])), closed(json!([]))],
+        refused: vec![
+            closed(json!([one, two])),
+            closed(json!([two])),
+            closed(json!([merged(&one, &json!({"placement": 2}))])),
+        ],
+        ..case(SPEC, "spec", "a closed inbox takes no new message", "one more")
+    });
+    cases.push(Case {
+        stored: inbox(json!([one])),
+        request: Request::Update,
+        accepted: vec![
+            inbox(json!([one])),
+            inbox(json!([one, two])),
+            inbox(json!([])),
+            inbox(json!([merged(&one, &json!({"placement": 2, "text": "y"}))])),
+        ],
+        refused: vec![
+            inbox(json!([merged(&one, &json!({"text": "y"}))])),
+            inbox(json!([merged(&one, &json!({"delivery": "Steer"}))])),
+        ],
+        ..case("SubagentRun.spec.messages[]", "spec.messages[0]", "a placed message never changes", "changed")
     });
     cases
 }

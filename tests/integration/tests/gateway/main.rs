@@ -4,6 +4,7 @@
 mod certificates;
 mod election;
 mod fencing;
+mod inbox;
 mod replicas;
 mod reports;
 mod results;

@@ -24,7 +24,8 @@ async fn c31_one_apply_keeps_report_result_and_transcript_together() {
     let world = World::new("reports").await;
     let (run, pod, token) = world.started("whole").await;
     let (mut worker, assignment) = Worker::assigned(&world.replica, &token, &run).await;
-    assert_eq!(assignment.prompt, Prompt::Inline { content: vec![ContentBlock::Text { text: "hello".into() }] });
+    let prompt = Prompt::Inline { content: vec![ContentBlock::Text { text: "hello".into() }] };
+    assert_eq!(assignment.prompt, Some(prompt));
     assert_eq!(assignment.stop.cancel_grace_seconds, 7, "from the provider's revision");
     assert_eq!(assignment.deadlines.active_seconds, Some(90));
     assert_eq!((assignment.max_result_bytes, assignment.uploads), (4 * 1024 * 1024, true));

@@ -87,12 +87,19 @@ impl World {
 
     /// A run that the controllers have accepted, without an attempt.
     pub async fn run(&self, name: &str) -> SubagentRun {
+        self.run_with(name, |_| {}).await
+    }
+
+    /// The same with a spec that was changed before.
+    pub async fn run_with(&self, name: &str, change: impl FnOnce(&mut SubagentRun)) -> SubagentRun {
         let mut provider = make_provider(PROVIDER);
         provider.spec.stop.cancel_grace_seconds = 7;
         provider.metadata.namespace = Some(self.namespace.name.clone());
         provider.metadata.uid = Some("provider-uid".into());
         let revision = revision::ensure(&self.namespace.client, &revision::of(&provider)).await.expect("a revision");
-        self.namespace.create(&make_run(name)).await;
+        let mut run = make_run(name);
+        change(&mut run);
+        self.namespace.create(&run).await;
         self.set_status(
             name,
             json!({

@@ -19,5 +19,6 @@ pub mod provider;
 pub mod run;
 pub mod schema_subset;
 pub mod settings;
+pub mod subagent;
 pub mod uninstall;
 pub mod watching;

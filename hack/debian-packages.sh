@@ -7,13 +7,14 @@ purpose=$1
 shift
 missing=()
 for entry in "$@"; do
-  [[ -e ${entry#*:} ]] || missing+=("${entry%%:*}")
+  package=${entry%%:*}
+  [[ -e ${entry#*:} || " ${missing[*]} " == *" $package "* ]] || missing+=("$package")
 done
 ((${#missing[@]})) || exit 0
 
 ((EUID == 0)) || die "$purpose needs these packages; install them as root: ${missing[*]}"
 command -v apt-get >/dev/null || die "$purpose needs ${missing[*]}; this machine has no apt-get to install them"
-say "installing Debian packages for $purpose: ${missing[*]}"
+say "installing Debian packages for $purpose: ${missing[*]} (if another apt is at work, after it)"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -q >&2
-apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+apt_update
+apt-get -o DPkg::Lock::Timeout="$APT_PATIENCE" install -q -y --no-install-recommends "${missing[@]}" >&2

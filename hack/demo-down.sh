@@ -3,29 +3,50 @@
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 cd "$ROOT"
 
-"$ROOT/hack/tools.sh"
-export PATH=$ROOT/.cluster/bin:$PATH
 if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
-  KUBECONFIG=$(realpath "$KUBECONFIG_DEMO")
+  KUBECONFIG=$(demo_kubeconfig)
 else
   KUBECONFIG=${SUBAGENT_CLUSTER_DIR:-$ROOT/.cluster}/kubeconfig
   [[ -f $KUBECONFIG ]] || { say "there is no local cluster"; exit 0; }
 fi
 export KUBECONFIG
+"$ROOT/hack/tools.sh"
+export PATH=$ROOT/.cluster/bin:$PATH
 
-others=$(kubectl get subagentruns --all-namespaces --no-headers 2>/dev/null \
-  | awk '$1 != "demo" && $0 !~ / (Completed|Failed|Cancelled|Rejected) / {print $1 "/" $2}')
-[[ -z $others ]] || die "other namespaces have live runs, which need the operator; end them first: ${others//$'\n'/ }"
+crds=$(kubectl get crd -o name | { grep '\.subagents\.dev$' || true; })
+if [[ -n $crds ]]; then
+  others=$(kubectl get subagentruns --all-namespaces --no-headers 2>/dev/null \
+    | awk '$1 != "demo" && $0 !~ / (Completed|Failed|Cancelled|Rejected) / {print $1 "/" $2}')
+  [[ -z $others ]] || die "other namespaces have live runs, which need the operator; end them first: ${others//$'\n'/ }"
+fi
 
-say "removing namespace demo"
-kubectl delete namespace demo --ignore-not-found --timeout=120s
-say "uninstalling the operator"
-helm --namespace subagents-system uninstall subagent-operator --ignore-not-found --wait --timeout 120s
+there=
+# remove_namespace NAME: if it is there.
+remove_namespace() {
+  local found
+  found=$(kubectl get namespace "$1" --ignore-not-found -o name)
+  [[ -n $found ]] || return 0
+  there=1
+  say "removing namespace $1"
+  kubectl delete namespace "$1" --timeout=120s
+}
+
+remove_namespace demo
+release=$(helm --namespace subagents-system list --short --filter '^subagent-operator$')
+if [[ -n $release ]]; then
+  there=1
+  say "uninstalling the operator"
+  helm --namespace subagents-system uninstall "$release" --wait --timeout 120s
+fi
 # The chart keeps them on purpose: they hold other people's objects. The demo's are gone.
-crds=$(kubectl get crd -o name | grep '\.subagents\.dev$' || true)
-if [[ -n $crds && -n $(kubectl get subagents --all-namespaces -o name) ]]; then
+left=
+[[ -z $crds ]] || left=$(kubectl get subagents --all-namespaces -o name)
+if [[ -n $left ]]; then
   say "the CustomResourceDefinitions stay: other namespaces have runs or providers (kubectl get subagents -A)"
 elif [[ -n $crds ]]; then
+  there=1
+  say "removing the CustomResourceDefinitions"
   xargs kubectl delete --timeout=60s <<<"$crds"
 fi
-kubectl delete namespace subagents-system --ignore-not-found --timeout=120s
+remove_namespace subagents-system
+[[ -n $there ]] || say "nothing of the demo is there"

@@ -47,6 +47,7 @@ explain() {
 trap explain EXIT
 
 if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
+  KUBECONFIG=$(demo_kubeconfig)
   step "Using the cluster of $KUBECONFIG_DEMO"
   make tools
   if [[ $registry == localhost && -f $(dirname "$KUBECONFIG_DEMO")/cluster.json ]]; then
@@ -59,10 +60,8 @@ if [[ -n ${KUBECONFIG_DEMO:-} ]]; then
   else
     make images REGISTRY="$registry" TAG="$tag" PUSH=1
   fi
-  KUBECONFIG=$(realpath "$KUBECONFIG_DEMO")
 else
   step "Starting a Kubernetes cluster on this machine, building the images and loading them into it"
-  make cluster tools
   make load-images TAG="$tag"
   KUBECONFIG=${SUBAGENT_CLUSTER_DIR:-$ROOT/.cluster}/kubeconfig
 fi

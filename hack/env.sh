@@ -27,6 +27,27 @@ cargo() {
 say() { printf '%s\n' ":: $*" >&2; }
 die() { printf '%s\n' "error: $*" >&2; exit 1; }
 
+# Prints the path of the kubeconfig that KUBECONFIG_DEMO names.
+demo_kubeconfig() {
+  [[ -f $KUBECONFIG_DEMO ]] || die "KUBECONFIG_DEMO names $KUBECONFIG_DEMO, which is no file; name the kubeconfig of your cluster, or leave the variable out to use the local cluster"
+  realpath "$KUBECONFIG_DEMO"
+}
+
+# How long another apt is waited for, in seconds: an unattended upgrade takes minutes.
+APT_PATIENCE=600
+
+# Reads apt's package lists anew. For the lock of the lists apt itself does not wait.
+apt_update() {
+  local said deadline=$((SECONDS + APT_PATIENCE)) waits=
+  until said=$(LC_ALL=C apt-get -q update 2>&1 >&3); do
+    [[ $said == *"Could not get lock"* ]] && ((SECONDS < deadline)) || die "apt-get update: $said"
+    [[ -n $waits ]] || say "waiting for another apt to end: ${said%%$'\n'*}"
+    waits=1
+    sleep 2
+  done 3>&2
+  [[ -z $said ]] || printf '%s\n' "$said" >&2
+}
+
 # digest PATH... [CONDITION...]: one digest of the names and contents of files and trees, without tests of Go.
 # Conditions are those of find.
 digest() {

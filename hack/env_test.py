@@ -1,4 +1,5 @@
 """Tests of env.sh: python3 -m unittest discover -s hack -p '*_test.py'."""
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -43,6 +44,39 @@ class TestEnv(unittest.TestCase):
         (self.tmp / "a").write_text("1")
         (self.tmp / "a").rename(self.tmp / "b")
         self.assertNotEqual(digest(), first)
+
+    def test_another_apt_is_waited_for_and_nothing_else(self):
+        fake = 'sleep() { SECONDS=$((SECONDS + $1)); }; dir=$1 times=$2 says=$3; ' \
+               'apt-get() { echo x >>"$dir/calls"; (($(wc -l <"$dir/calls") > times)) || { echo "E: $says" >&2; return 100; }; }; '
+        cases = {
+            "free": (0, "", 0, 1),
+            "held": (3, "Could not get lock lists", 0, 4),
+            "held for ever": (10_000, "Could not get lock lists", 1, None),
+            "another failure": (1, "no network", 1, 1),
+        }
+        for name, (times, says, code, calls) in cases.items():
+            with self.subTest(name):
+                (self.tmp / "calls").unlink(missing_ok=True)
+                p = bash(fake + "apt_update", self.tmp, str(times), says)
+                self.assertEqual(p.returncode, code, p.stderr)
+                if calls:
+                    self.assertEqual(len((self.tmp / "calls").read_text().split()), calls, p.stderr)
+                if code:
+                    self.assertIn(says, p.stderr)
+
+    def test_a_package_is_named_once(self):
+        (self.tmp / "apt-get").write_text("#!/bin/sh\n")
+        (self.tmp / "apt-get").chmod(0o755)
+        script = ENV.with_name("debian-packages.sh")
+        p = subprocess.run([script, "a test", "one:/no/a", "two:/no/b", "one:/no/c"], capture_output=True, text=True, check=False,
+                           env={**os.environ, "PATH": f"{self.tmp}:{os.environ['PATH']}"})
+        self.assertIn("one two", p.stderr)
+        self.assertEqual(p.stderr.count("one"), 1, p.stderr)
+
+    def test_a_kubeconfig_that_is_not_there_is_named(self):
+        p = bash("KUBECONFIG_DEMO=$1/none; x=$(demo_kubeconfig); echo went on", self.tmp)
+        self.assertEqual((p.returncode, p.stdout), (1, ""))
+        self.assertIn(f"KUBECONFIG_DEMO names {self.tmp}/none", p.stderr)
 
 
 if __name__ == "__main__":

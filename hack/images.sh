@@ -9,7 +9,7 @@ registry=${REGISTRY:-localhost}
 tag=${TAG:-dev}
 push=${PUSH:-}
 out=$ROOT/.images
-[[ -z $push || $registry != localhost ]] || die "PUSH=1 needs REGISTRY=..., the registry to push to"
+[[ -z $push || $registry != localhost ]] || die "PUSH=1 needs a registry to push to: make images PUSH=1 REGISTRY=your.registry"
 mkdir -p "$out"
 mkimage=$("$ROOT/hack/mkimage-bin.sh")
 
@@ -31,9 +31,11 @@ build_programs() {
   key=$(programs_key)
   out=$CACHE/programs-$key
   if [[ ! -d $out ]]; then
-    say "compiling ${packages[*]} (static, release; some minutes the first time)"
+    say "compiling ${packages[*]} (static, release; the first time 5 to 20 minutes on two cores)"
+    # A person sees it go on; a log is spared hundreds of lines.
+    [[ -t 2 ]] || export CARGO_TERM_QUIET=true
     (cd "$ROOT" && RUSTFLAGS="-C target-feature=+crt-static" \
-      cargo build --quiet --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
+      cargo build --release --locked --target "$target" "${packages[@]/#/--package=}") >&2
     # Edited meanwhile: what came out is for this once, and is not kept as that of these sources.
     [[ $(programs_key) == "$key" ]] || out=$CACHE/programs-edited-$(date +%s%N)
     rm -rf "$out" "$out.new"

@@ -13,7 +13,7 @@ if [[ ! -x $out/busybox ]]; then
   tmp=$(mktemp -d "$CACHE/busybox.XXXXXX")
   # Without the sandbox user, who may not write into root's cache. The lists of a fresh machine are empty.
   (cd "$tmp" && { apt-get -q -o APT::Sandbox::User=root download busybox-static \
-    || { apt-get -q update && apt-get -q -o APT::Sandbox::User=root download busybox-static; }; }) >&2 2>&1 \
+    || { apt_update && apt-get -q -o APT::Sandbox::User=root download busybox-static; }; }) >&2 2>&1 \
     || die "apt could not fetch busybox-static"
   dpkg-deb -x "$tmp"/busybox-static_*.deb "$tmp/tree"
   mkdir -p "$out"

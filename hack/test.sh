@@ -42,7 +42,7 @@ level_e2e() {
   fi
   say "using the cluster of $KUBECONFIG_DEMO, which must have the images (make images REGISTRY=... PUSH=1)"
   make tools
-  KUBECONFIG=$(realpath "$KUBECONFIG_DEMO")
+  KUBECONFIG=$(demo_kubeconfig)
   export KUBECONFIG SUBAGENT_BIN=$ROOT/.cluster/bin
   cargo test -p e2e-tests --locked --no-fail-fast
 }
@@ -62,6 +62,8 @@ run() {
 }
 
 (($#)) || die "usage: hack/test.sh unit|tools|cluster|integration|e2e..."
+# Found out now, and not after an hour.
+[[ -z ${KUBECONFIG_DEMO:-} ]] || demo_kubeconfig >/dev/null
 mkdir -p .test
 logs=()
 for level in "$@"; do

@@ -389,7 +389,9 @@ fn start_fault(fault: StartFault) -> String {
         StartFault::Cwd(CwdFault::NotEnterable) => {
             "the container's user may not enter the working directory".to_owned()
         }
-        StartFault::CommandNotFound => "the command was not found in the container".to_owned(),
+        StartFault::CommandNotFound => {
+            "the first word of container agent's command is no file on the container's PATH".to_owned()
+        }
         StartFault::CommandNotExecutable => "the command is not executable by the container's user".to_owned(),
         StartFault::NotAProgram => {
             "the command is no program for this machine: another architecture, or a script without an interpreter line"

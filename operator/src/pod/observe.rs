@@ -204,11 +204,17 @@ fn ended(pod: &Pod, node: Node, deleting: bool, proof: Option<Proof>) -> Option<
     }
     if let Some((name, code)) = failed_init(pod) {
         let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+        let unset = unset_parameters(pod, name);
+        let uses = if unset.is_empty() {
+            "something in the template, or in the run's spec.parameters that it uses".to_owned()
+        } else {
+            format!("it uses {}, which neither the run's spec.parameters nor the template sets", unset.join(", "))
+        };
         return end(
             Reason::InvalidTemplate,
             format!(
                 "init container {name} of the provider's template failed with exit code {code}; kubectl logs {pod_name} -c \
-                 {name} says why: something in the template, or in the run's spec.parameters that it uses"
+                 {name} says why: {uses}"
             ),
         );
     }
@@ -219,6 +225,27 @@ fn ended(pod: &Pod, node: Node, deleting: bool, proof: Option<Proof>) -> Option<
         return end(Reason::WorkerLost, format!("the worker pod ended: {pod_reason} {pod_message}"));
     }
     None
+}
+
+/// Parameters that a container's command, arguments or variables refer to and that it does not have: Kubernetes leaves the
+/// reference as it is, and the program gets a strange word.
+fn unset_parameters(pod: &Pod, name: &str) -> Vec<String> {
+    let spec = pod.spec.as_ref();
+    let containers = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let Some(container) = containers.into_iter().find(|container| container.name == name) else { return Vec::new() };
+    let env = || container.env.iter().flatten();
+    let values = env().filter_map(|variable| variable.value.as_ref());
+    let texts = container.command.iter().flatten().chain(container.args.iter().flatten()).chain(values);
+    let mut unset: Vec<String> = texts
+        .flat_map(|text| text.split("$(").skip(1))
+        .filter_map(|reference| reference.split_once(')'))
+        .map(|(reference, _)| reference.to_owned())
+        .filter(|reference| reference.starts_with(names::PARAMETER_PREFIX))
+        .filter(|reference| !env().any(|variable| variable.name == *reference))
+        .collect();
+    unset.sort();
+    unset.dedup();
+    unset
 }
 
 /// The kubelet's word for a pod it removed for want of a resource.
@@ -314,6 +341,25 @@ mod tests {
 
     fn bound() -> Value {
         json!({"nodeName": "n"})
+    }
+
+    #[test]
+    fn n1_an_init_container_that_lacks_a_parameter_says_which() {
+        let spec = json!({"nodeName": "n", "initContainers": [{
+            "name": "clone", "command": ["git", "clone", "$(URL)"], "args": ["$(SUBAGENT_PARAM_BRANCH)", "$(HOME)"],
+            "env": [{"name": "SUBAGENT_PARAM_BRANCH", "value": "b"}, {"name": "URL", "value": "$(SUBAGENT_PARAM_REPO)"}],
+        }]});
+        let failed = json!({"initContainerStatuses": [{"name": "clone", "image": "", "imageID": "", "ready": false,
+            "restartCount": 0, "state": {"terminated": {"exitCode": 128}}}]});
+        let found = pod(spec, failed, false);
+        assert_eq!(unset_parameters(&found, "clone"), ["SUBAGENT_PARAM_REPO"]);
+        let ended = observe(&found, Node::Present, false).ended.unwrap();
+        assert_eq!(ended.reason, Reason::InvalidTemplate);
+        assert!(
+            ended.message.contains("SUBAGENT_PARAM_REPO, which neither the run's spec.parameters"),
+            "{}",
+            ended.message
+        );
     }
 
     #[rstest]

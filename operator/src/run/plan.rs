@@ -174,7 +174,7 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
             let seconds = validate::start_deadline(run, world.provider.found());
             let deadline = validate::start_deadline_at(run, seconds);
             if now >= deadline {
-                return refused(&refusal);
+                return refused(&refusal.in_vain(seconds));
             }
             differing(old, status::waiting(run, old, &refusal, now), Step::Wait(Some(until(deadline, now))))
         }

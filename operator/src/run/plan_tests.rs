@@ -186,6 +186,8 @@ fn c5_a_missing_or_unready_provider_waits_until_the_start_deadline(
     assert_eq!(next(&world, at(2)), Step::Wait(Some(Duration::from_secs(598))));
     let ended = status(next(&world, at(600)));
     assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Rejected), Some(reason)));
+    let message = ended.message.as_deref().unwrap_or_default();
+    assert!(message.starts_with("startDeadlineSeconds 600 is over: SubagentProvider "), "it waits no more: {message}");
     assert!(!is_started(&ended), "c10: a refused run has no Started");
 }
 

@@ -102,6 +102,17 @@ pub struct Refusal {
     pub message: String,
 }
 
+/// How a message begins that tells what a run waits for.
+const WAITING: &str = "waiting for ";
+
+impl Refusal {
+    /// What was waited for until the start deadline, in the words of one who waits no more.
+    pub fn in_vain(&self, seconds: i64) -> Self {
+        let waited_for = self.message.strip_prefix(WAITING).unwrap_or(&self.message);
+        Self { message: format!("startDeadlineSeconds {seconds} is over: {waited_for}"), ..self.clone() }
+    }
+}
+
 fn refuse(reason: Reason, message: String) -> Verdict {
     Verdict::Refused(Refusal { reason, message })
 }
@@ -179,7 +190,7 @@ fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Ver
     if let Provider::Undecodable(how) = request.provider {
         return Err(waits(
             Reason::ProviderNotReady,
-            format!("waiting for SubagentProvider {name}: it does not decode; correct or delete it: {how}"),
+            format!("{WAITING}SubagentProvider {name}: it does not decode; correct or delete it: {how}"),
         ));
     }
     let Some(provider) = request.provider.found().filter(|provider| provider.metadata.deletion_timestamp.is_none())
@@ -187,7 +198,7 @@ fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Ver
         return Err(waits(
             Reason::NoProvider,
             format!(
-                "waiting for SubagentProvider {name}: it does not exist in this namespace; create it, or correct spec.providerRef.name in a new run"
+                "{WAITING}SubagentProvider {name}: it does not exist in this namespace; create it, or correct spec.providerRef.name in a new run"
             ),
         ));
     };
@@ -198,11 +209,11 @@ fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Ver
         Some(ready) if ready.status == "True" && current && status.revision.is_some() => Ok(provider),
         Some(ready) if current => Err(waits(
             Reason::ProviderNotReady,
-            format!("waiting for SubagentProvider {name}: {}: {}", ready.reason, ready.message),
+            format!("{WAITING}SubagentProvider {name}: {}: {}", ready.reason, ready.message),
         )),
         _ => Err(waits(
             Reason::ProviderNotReady,
-            format!("waiting for SubagentProvider {name}: it has not been checked yet"),
+            format!("{WAITING}SubagentProvider {name}: it has not been checked yet"),
         )),
     }
 }
@@ -243,10 +254,18 @@ fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdic
     let is_the_agents = capabilities::ADVERTISED.contains(&capability);
     if is_the_agents && probe::is_open(provider) {
         let message = format!(
-            "waiting for SubagentProvider {name}: its agent has not been probed yet, and only that tells whether it has \
+            "{WAITING}SubagentProvider {name}: its agent has not been probed yet, and only that tells whether it has \
              capability {capability}, which {field} asks for"
         );
         return Verdict::Waits(Refusal { reason: Reason::ProviderNotReady, message });
+    }
+    if !is_the_agents && !capabilities::OF_EVERY_AGENT.contains(&capability) {
+        return refuse(
+            Reason::UnsupportedCapability,
+            format!(
+                "SubagentProvider {name} has no capability {capability}, which {field} asks for; no provider has it in this version: leave {field} out"
+            ),
+        );
     }
     let unknown = if is_the_agents && provider.spec.probe == Probe::Never {
         " (its spec.probe is Never, and what is not known counts as absent)"
@@ -305,7 +324,7 @@ fn lineage(request: &Request<'_>) -> Result<(Lineage, Option<i32>), Verdict> {
             let Some(above) = status.lineage else {
                 return Err(Verdict::Waits(Refusal {
                     reason: Reason::ParentUnavailable,
-                    message: format!("waiting for SubagentRun {}, the parent: it is not accepted yet", reference.name),
+                    message: format!("{WAITING}SubagentRun {}, the parent: it is not accepted yet", reference.name),
                 }));
             };
             let parent_uid = parent.metadata.uid.clone().unwrap_or_default();

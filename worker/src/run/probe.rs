@@ -3,7 +3,7 @@
 
 use super::attempt::{Attempt, Halt};
 use crate::{
-    outcome::{Settlement, Stage},
+    outcome::{End, Settlement, Stage, StopCause},
     process,
 };
 use std::{ffi::OsString, process::ExitCode, time::Duration};
@@ -18,6 +18,12 @@ pub async fn live(mut attempt: Attempt, transport: &AcpTransport, argv: &[OsStri
     let outcome = meet(&mut attempt, transport, argv).await;
     let finding = match outcome {
         Ok(()) => Finding::Agent(attempt.ledger.snapshot().agent.clone().unwrap_or_default()),
+        // The controller knows why; here it is known only how far the agent came.
+        Err(Halt::End(End::Stopped { cause: StopCause::Terminated, stage, .. })) => {
+            let diagnostic = format!("it was at stage {}", stage.name());
+            attempt.say(&format!("SIGTERM before the agent had answered: {diagnostic}"));
+            Finding::Failure { reason: "PodDeleted".into(), diagnostic }
+        }
         Err(Halt::End(end)) => {
             let Settlement { reason, diagnostic, .. } = attempt.judge(&end);
             Finding::Failure { reason: reason.to_owned(), diagnostic: diagnostic.unwrap_or_default() }

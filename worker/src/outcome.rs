@@ -390,7 +390,7 @@ fn start_fault(fault: StartFault) -> String {
             "the container's user may not enter the working directory".to_owned()
         }
         StartFault::CommandNotFound => {
-            "the first word of container agent's command is no file on the container's PATH".to_owned()
+            "the command was not found in the container: it is the first word of command of container agent".to_owned()
         }
         StartFault::CommandNotExecutable => "the command is not executable by the container's user".to_owned(),
         StartFault::NotAProgram => {

@@ -20,7 +20,7 @@ pub async fn live(mut attempt: Attempt, transport: &AcpTransport, argv: &[OsStri
         Ok(()) => Finding::Agent(attempt.ledger.snapshot().agent.clone().unwrap_or_default()),
         // The controller knows why; here it is known only how far the agent came.
         Err(Halt::End(End::Stopped { cause: StopCause::Terminated, stage, .. })) => {
-            let diagnostic = format!("it was at stage {}", stage.name());
+            let diagnostic = format!("in stage {}", stage.name());
             attempt.say(&format!("SIGTERM before the agent had answered: {diagnostic}"));
             Finding::Failure { reason: "PodDeleted".into(), diagnostic }
         }

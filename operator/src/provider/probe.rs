@@ -28,6 +28,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// The kubelet ends a probe that takes too long, counted from its start on the node, and the worker then says where it
 /// was. One that runs gets this much longer here, so that its word comes first.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// A pod that is being deleted gets this much longer than its grace before it counts as one that is kept.
+const LEAVING: Duration = Duration::from_secs(30);
 
 /// What a finished probe means for its provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +78,18 @@ pub fn last<'a>(provider: &'a SubagentProvider, revision: &str) -> Option<&'a Pr
 
 /// True while it may still turn out what the agent of the current revision advertises.
 pub fn is_open(provider: &SubagentProvider) -> bool {
-    let revision = provider.status.as_ref().and_then(|status| status.revision.as_deref()).unwrap_or_default();
-    provider.spec.probe == Probe::OnChange
-        && last(provider, revision).is_none_or(|last| meaning(&provider.spec, last) == Meaning::Lost)
+    provider.spec.probe == Probe::OnChange && learnt(provider).is_none_or(|meaning| meaning == Meaning::Lost)
+}
+
+/// True when nobody will tell what the agent of the current revision advertises, although it was probed.
+pub fn is_untold(provider: &SubagentProvider) -> bool {
+    learnt(provider).is_some_and(|meaning| meaning == Meaning::Untold)
+}
+
+/// What the last finished probe of the current revision means.
+fn learnt(provider: &SubagentProvider) -> Option<Meaning> {
+    let revision = provider.status.as_ref()?.revision.as_deref().unwrap_or_default();
+    last(provider, revision).map(|last| meaning(&provider.spec, last))
 }
 
 /// An attempt that is to be made.
@@ -146,7 +157,12 @@ pub enum Seen {
         until: Timestamp,
     },
     /// Somebody took it away before anything was learnt. When it is gone, there will be another.
-    Going,
+    Going {
+        /// What keeps it, once it should have gone.
+        kept: Option<String>,
+        /// Looked at again then, if nothing is heard of it.
+        until: Timestamp,
+    },
     /// It came to this.
     Over(Outcome),
 }
@@ -164,7 +180,7 @@ pub fn read(pod: &Pod, spec: &SubagentProviderSpec, now: Timestamp) -> Seen {
         }));
     }
     if observed.deleting {
-        return Seen::Going;
+        return leaving(pod, observed.proof.is_some(), until(pod, spec), now);
     }
     if let Some(ended) = observed.ended {
         let (reason, seen) = why(pod, spec, ended, finding);
@@ -180,6 +196,36 @@ pub fn read(pod: &Pod, spec: &SubagentProviderSpec, now: Timestamp) -> Seen {
         Some(problem) => failed(problem),
         None => Seen::Over(Outcome::Failed { reason: Reason::StartDeadlineExceeded, seen: too_late(pod, spec) }),
     }
+}
+
+/// A pod that was taken away and may stay for ever: somebody's finalizer holds it, or its node does not say that it
+/// stopped. The attempt ends without it once nothing of it runs, or its time is over.
+fn leaving(pod: &Pod, has_stopped: bool, until: Timestamp, now: Timestamp) -> Seen {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let finalizers = pod.metadata.finalizers.as_deref().unwrap_or_default();
+    let kept = || match (finalizers, pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())) {
+        ([], node) => format!(
+            "pod {name} was deleted, and node {} has not said that it stopped; bring the node back, or, once the node is \
+             known to be dead, delete it: kubectl delete node {0}",
+            node.unwrap_or_default()
+        ),
+        (held, _) => format!(
+            "pod {name} was deleted and is kept by finalizer {}; let its owner take that off, or remove it with kubectl \
+             edit pod {name}",
+            held.join(", ")
+        ),
+    };
+    let is_held = has_stopped && !finalizers.is_empty();
+    if is_held || now >= until {
+        return Seen::Over(Outcome::Failed { reason: Reason::PodDeleted, seen: kept() });
+    }
+    // The API server adds the grace to it.
+    let gone = pod.metadata.deletion_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0);
+    let overdue = gone.checked_add(LEAVING).unwrap_or(Timestamp::MAX);
+    if now < overdue {
+        return Seen::Going { kept: None, until: overdue.min(until) };
+    }
+    Seen::Going { kept: Some(kept()), until }
 }
 
 /// Why a pod that ended without an agent's answer did so.
@@ -233,11 +279,25 @@ pub fn record(spec: &SubagentProviderSpec, revision: &str, attempt: i32, outcome
             } else {
                 ""
             };
-            let message = format!("{}{hint}", reason.with_remedy(seen));
+            let message = format!("{}{hint}", sentence(*reason, seen));
             (Some(reason.as_str().to_owned()), Some(conditions::cut(&message, bounds::MESSAGE)))
         }
     };
     Probed { revision: revision.to_owned(), attempt, finished_at: Time(now), reason, message }
+}
+
+/// What was seen and what to do, where the words for a run speak of what a probe has not.
+fn sentence(reason: Reason, seen: &str) -> String {
+    let seen = seen.trim_end().trim_end_matches('.');
+    match reason {
+        // It holds its remedy.
+        Reason::PodDeleted => format!("{seen}."),
+        // No prompt.
+        Reason::AgentStartFailed => format!(
+            "{seen}. Correct what the message names: command, args or workingDir of container agent in spec.template."
+        ),
+        _ => reason.with_remedy(seen),
+    }
 }
 
 #[cfg(test)]

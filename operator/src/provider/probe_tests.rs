@@ -205,8 +205,48 @@ fn an_answer_counts_also_when_the_pod_is_being_deleted_and_nothing_else_does() {
     };
     let Seen::Over(Outcome::Agent(agent)) = deleted(ended(&answer.to_string(), None)) else { panic!("an answer") };
     assert_eq!((agent.name.as_str(), agent.capabilities.as_slice()), ("a", &["ImagePrompt".to_owned()][..]));
-    assert_eq!(deleted(ended(&failure("PodDeleted"), None)), Seen::Going);
-    assert_eq!(deleted(json!({})), Seen::Going);
+    let going = Seen::Going { kept: None, until: at(1030) };
+    assert_eq!(deleted(ended(&failure("PodDeleted"), None)), going);
+    assert_eq!(deleted(json!({})), going);
+}
+
+/// A pod that was taken away, and stays for a finalizer or a node that is silent.
+fn taken_away(finalizers: &[&str], state: Value, phase: &str) -> Pod {
+    let mut extra = in_state(state, phase, None);
+    extra["metadata"] = json!({"deletionTimestamp": at(1100).to_string(), "finalizers": finalizers});
+    pod(extra)
+}
+
+#[test]
+fn c50_a_probe_that_was_taken_away_and_stays_does_not_hold_the_next_one_for_ever() {
+    let spec = provider(json!({}), None).spec;
+    let running = || json!({"running": {}});
+    // It stops yet, or it does not, and then it is named.
+    let silent = taken_away(&[], running(), "Running");
+    assert_eq!(read(&silent, &spec, at(1129)), Seen::Going { kept: None, until: at(1130) });
+    let Seen::Going { kept: Some(kept), until } = read(&silent, &spec, at(1130)) else { panic!("it is named") };
+    assert_eq!(until, at(1720), "the deadline counts");
+    assert!(kept.contains("pod probe") && kept.contains("kubectl delete node n"), "{kept}");
+    let Seen::Over(Outcome::Failed { reason, .. }) = read(&silent, &spec, at(1720)) else { panic!("over") };
+    let lost = record(&spec, REVISION, 1, &Outcome::Failed { reason, seen: "x".into() }, at(1720));
+    assert_eq!((reason, meaning(&spec, &lost)), (Reason::PodDeleted, Meaning::Lost), "there is another attempt");
+    // A finalizer holds what may run; once it has stopped, it holds up nobody.
+    let held = taken_away(&["example.org/mine"], running(), "Running");
+    let Seen::Going { kept: Some(kept), .. } = read(&held, &spec, at(1200)) else { panic!("it may run") };
+    assert!(kept.contains("example.org/mine") && kept.contains("kubectl edit pod probe"), "{kept}");
+    let stopped = taken_away(&["example.org/mine"], json!({"terminated": {"exitCode": 1}}), "Failed");
+    let Seen::Over(outcome) = read(&stopped, &spec, at(1001)) else { panic!("nothing of it runs") };
+    let said = record(&spec, REVISION, 1, &outcome, at(1001)).message.unwrap_or_default();
+    assert!(said.contains("example.org/mine") && !said.contains("new run"), "{said}");
+}
+
+#[test]
+fn n1_a_probe_has_no_prompt_to_correct() {
+    let spec = provider(json!({}), None).spec;
+    let outcome = Outcome::Failed { reason: Reason::AgentStartFailed, seen: "no such file.".into() };
+    let said = record(&spec, REVISION, 1, &outcome, at(5)).message.unwrap_or_default();
+    assert!(said.starts_with("no such file. Correct") && said.contains("command"), "{said}");
+    assert!(!said.contains("prompt"), "{said}");
 }
 
 #[test]

@@ -113,8 +113,9 @@ pub async fn look(
             look.again = Some(until.min(now + LOOK_AGAIN));
             look.pod = Some(name);
         }
-        Seen::Going => {
-            look.again = Some(now + PAUSE);
+        Seen::Going { kept, until } => {
+            look.trouble = kept.map(|kept| (Reason::PodDeleted.as_str(), kept));
+            look.again = Some(until.min(now + LOOK_AGAIN));
             look.pod = Some(name);
         }
         Seen::Over(outcome) => {

@@ -8,9 +8,9 @@ use super::{
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use subagent_crds::{
-    SubagentProvider, SubagentProviderStatus,
+    Reason, SubagentProvider, SubagentProviderStatus,
     conditions::{self, Status},
-    provider::Probe,
+    provider::{Probe, Probed},
 };
 
 /// What holds for every spec that was taken.
@@ -45,9 +45,15 @@ fn words(provider: &SubagentProvider, look: &Look) -> (Status, String, String) {
     if provider.spec.probe == Probe::Never {
         return valid(format!("{ACCEPTED}; the agent itself was not probed"));
     }
-    let Some(probed) = &look.probed else {
+    // The trouble of an attempt that is under way is the newer word, where the last one told nothing of the agent.
+    let is_lost = |probed: &Probed| probe::meaning(&provider.spec, probed) == Meaning::Lost;
+    let told = look.probed.as_ref().filter(|probed| look.trouble.is_none() || !is_lost(probed));
+    let Some(probed) = told else {
         return valid(match &look.trouble {
             None => format!("{ACCEPTED}; the agent is being probed"),
+            Some((word, seen)) if *word == Reason::PodDeleted.as_str() => {
+                format!("{ACCEPTED}; the agent is being probed, and its pod stays: {word}: {seen}")
+            }
             Some((word, seen)) => {
                 // A kubelet that tries again says the same in two ways; each is not worth a write.
                 let begin = format!("{ACCEPTED}; the agent is being probed, and its pod has not started: {word}: ");

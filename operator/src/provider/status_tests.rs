@@ -60,6 +60,19 @@ fn an_agent_that_answered_is_shown_and_forgotten_with_its_revision() {
     assert_eq!((edited.agent, edited.probe, edited.capabilities), (None, None, vec!["DepthLimit".to_owned()]));
 }
 
+/// What keeps the attempt that is under way is said, also behind one that told nothing; never over what was learnt.
+#[rstest]
+#[case::first(None, true)]
+#[case::again(Some("PodDeleted"), true)]
+#[case::fault(Some("AgentAuthRequired"), false)]
+fn n1_a_pod_that_stays_is_named(#[case] last: Option<&str>, #[case] expected: bool) {
+    let provider = provider(json!({}), last.map(|reason| probed(1, Some(reason))));
+    let trouble = Some(("PodDeleted", "pod x is kept by finalizer y".to_owned()));
+    let status = accepted(&provider, REVISION, &Look { trouble, ..look(&provider) }, at(1));
+    let (_, _, message) = ready(&status);
+    assert_eq!(message.contains("its pod stays: PodDeleted: pod x is kept"), expected, "{message}");
+}
+
 /// C3: a kubelet alternates between two messages of one trouble, for as long as it lasts.
 #[test]
 fn c3_a_trouble_is_written_once() {

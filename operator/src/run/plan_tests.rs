@@ -215,6 +215,28 @@ fn c5_c6_c7_a_capability_that_is_missing_is_refused_by_name(
     assert_eq!(status.attempt, None, "no pod");
 }
 
+/// c5: who waits for a probe reads what that waits for; who is refused reads that the probe told nothing.
+#[test]
+fn c5_what_a_probe_waits_for_and_that_it_failed_is_said_to_its_runs() {
+    let image = json!({"text": null, "content": [{"image": {"data": "x", "mimeType": "image/png"}}]});
+    let asked = |extra: Value, ready: &str| {
+        let mut provider = provider(merged(json!({"spec": {"probe": "OnChange"}}), extra));
+        provider.status.as_mut().unwrap().conditions[0].message = ready.to_owned();
+        let mut world = world(run(json!({"spec": {"prompt": image}})), None);
+        world.provider = Provider::Found(Box::new(provider));
+        status(next(&world, at(1))).message.unwrap()
+    };
+    let said = asked(json!({}), "its pod has not started: Unschedulable: no cpu");
+    assert!(said.contains("provider says: its pod has not started: Unschedulable: no cpu"), "{said}");
+    let container = json!({"name": "agent", "image": "i", "command": ["a"], "args": ["$(SUBAGENT_PARAM_REPO)"]});
+    let failed = json!({
+        "spec": {"template": {"spec": {"containers": [container]}}},
+        "status": {"probe": {"revision": "rev-1", "attempt": 1, "finishedAt": CREATED, "reason": "AgentStartFailed"}},
+    });
+    let said = asked(failed, "could not be probed");
+    assert!(said.contains("its probe failed") && said.contains("ImagePrompt"), "{said}");
+}
+
 /// c5: an `apply -f dir/` has no order, so what only a probe will tell is waited for; c7: what no agent can have here is
 /// refused at once.
 #[rstest]

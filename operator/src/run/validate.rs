@@ -255,7 +255,8 @@ fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdic
     if is_the_agents && probe::is_open(provider) {
         let message = format!(
             "{WAITING}SubagentProvider {name}: its agent has not been probed yet, and only that tells whether it has \
-             capability {capability}, which {field} asks for"
+             capability {capability}, which {field} asks for{}",
+            said_by(provider)
         );
         return Verdict::Waits(Refusal { reason: Reason::ProviderNotReady, message });
     }
@@ -269,6 +270,8 @@ fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdic
     }
     let unknown = if is_the_agents && provider.spec.probe == Probe::Never {
         " (its spec.probe is Never, and what is not known counts as absent)"
+    } else if is_the_agents && probe::is_untold(provider) {
+        " (its probe failed, and what is not known counts as absent: see condition Ready of the provider)"
     } else {
         ""
     };
@@ -278,6 +281,15 @@ fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdic
             "SubagentProvider {name} has no capability {capability}{unknown}, which {field} asks for; leave {field} out, or choose a provider whose status.capabilities lists it"
         ),
     )
+}
+
+/// What the provider says of its probe, as a clause.
+fn said_by(provider: &SubagentProvider) -> String {
+    /// Leaves room for the rest in the message.
+    const MAX: usize = 400;
+    let status = provider.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    ready.map(|ready| format!("; the provider says: {}", conditions::cut(&ready.message, MAX))).unwrap_or_default()
 }
 
 fn arguments(run: &SubagentRun) -> Result<(), Verdict> {

@@ -167,6 +167,7 @@ async fn lead(
             tokio::join!(
                 run::controller::run(context.clone(), scope.clone(), stop.clone()),
                 provider::controller::run(context.clone(), scope.clone(), stop.clone()),
+                provider::orphans::run(context.clone(), scope.clone(), stop.clone()),
                 provider::sweep::run(context, scope, stop.clone()),
             );
         }

@@ -3,6 +3,7 @@
 pub mod capabilities;
 pub mod controller;
 pub mod for_worker;
+pub mod orphans;
 pub mod probe;
 mod probing;
 pub mod revision;

@@ -352,6 +352,51 @@ async fn d2_a_foreign_pod_is_never_taken_for_a_probe() {
     world.finish().await;
 }
 
+/// c50, S8: somebody's finalizer on a probe that was deleted does not hold the provider's next one for ever, and is named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c50_s8_a_probe_that_stays_behind_a_foreign_finalizer_is_named() {
+    let world = World::new("probe-held").await;
+    let operator = world.operator().await;
+    world.namespace.create(&make(&world, "provider", &[])).await;
+    let pod = a_probe(&world, "provider", |_| true).await;
+    let pods = world.namespace.api::<Pod>();
+    let held_by = async |finalizers: Value| {
+        let patch = Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
+        pods.patch(&pod.name_any(), &PatchParams::default(), &patch).await.expect("a patch");
+    };
+    held_by(json!(["example.org/mine"])).await;
+    pods.delete(&pod.name_any(), &DeleteParams::default()).await.expect("a deletion");
+    let status = until_probed(&world, "provider").await;
+    let (is_ready, reason, message) = ready(&status);
+    assert_eq!((is_ready, reason), ("True", "Valid"), "{message}");
+    assert!(message.contains("example.org/mine") && message.contains(&pod.name_any()), "{message}");
+    assert_eq!(status.probe.map(|probe| (probe.attempt, probe.reason)), Some((1, Some("PodDeleted".into()))));
+    held_by(Value::Null).await;
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// S8: `kubectl delete --cascade=orphan` leaves the probe to nobody; it is stopped and removed all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s8_a_probe_whose_provider_is_gone_is_removed() {
+    let world = World::new("probe-orphan").await;
+    let operator = world.operator().await;
+    world.namespace.create(&make(&world, "provider", &[])).await;
+    world.namespace.create(&make(&world, "stays", &[])).await;
+    let pod = a_probe(&world, "provider", |_| true).await;
+    let other = a_probe(&world, "stays", |_| true).await;
+    world.namespace.api::<SubagentProvider>().delete("provider", &DeleteParams::default()).await.expect("a deletion");
+    // What the garbage collector does then, which this API server has not.
+    let orphan = Patch::Merge(json!({"metadata": {"ownerReferences": null}}));
+    let pods = world.namespace.api::<Pod>();
+    pods.patch(&pod.name_any(), &PatchParams::default(), &orphan).await.expect("a patch");
+    no_probe(&world, "provider").await;
+    let left = probes(&world, "stays").await;
+    assert_eq!(left.iter().map(Pod::uid).collect::<Vec<_>>(), [other.uid()], "its provider is there");
+    operator.stop().await;
+    world.finish().await;
+}
+
 /// c5, c6: a directory of manifests has no order. A run that asks for what only the agent can have waits for the probe and
 /// is taken or refused by its word; without a probe it is refused at once, and one that asks for nothing starts meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -250,6 +250,9 @@ fn unset_parameters(pod: &Pod, name: &str) -> Vec<String> {
 
 /// The kubelet's word for a pod it removed for want of a resource.
 const EVICTED: &str = "Evicted";
+/// The kubelet's word for a pod it removed because the pod's own time was over. No template sets one: somebody gave it to
+/// the pod. (The run's deadline is the controller's, and no word of a pod.)
+const OWN_DEADLINE: &str = "DeadlineExceeded";
 
 fn evicted(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
@@ -260,7 +263,15 @@ fn evicted(pod: &Pod) -> Option<String> {
         .find(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
         .map(|condition| condition.message.clone().unwrap_or_default());
     let removed = || status.message.clone().unwrap_or_default();
-    let why = disrupted.or_else(|| (status.reason.as_deref() == Some(EVICTED)).then(removed))?;
+    let why = disrupted.or_else(|| match status.reason.as_deref() {
+        Some(EVICTED) => Some(removed()),
+        Some(OWN_DEADLINE) => {
+            let seconds = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+            let seconds = seconds.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
+            Some(format!("the pod's own activeDeadlineSeconds{seconds} is over, which neither run nor provider set"))
+        }
+        _ => None,
+    })?;
     Some(format!("the worker pod was evicted: {why}"))
 }
 
@@ -378,6 +389,24 @@ mod tests {
         #[case] expected: Option<Proof>,
     ) {
         assert_eq!(observe(&pod(spec, status, deleting), Node::Present, false).proof, expected);
+    }
+
+    /// The kubelet's end of a pod with a deadline of its own; its worker says that it got SIGTERM, as with a deletion.
+    #[test]
+    fn n3_the_pods_own_deadline_is_no_deletion() {
+        let over = json!({"phase": "Failed", "reason": "DeadlineExceeded",
+            "message": "Pod was active on the node longer than the specified deadline"});
+        let spec = json!({"nodeName": "n", "activeDeadlineSeconds": 5});
+        for state in [json!({"running": {}}), json!({"terminated": {"exitCode": 143}})] {
+            let mut status = agent(state.clone());
+            status.as_object_mut().unwrap().extend(over.as_object().unwrap().clone());
+            let observed = observe(&pod(spec.clone(), status, false), Node::Present, false);
+            let why = observed.evicted.unwrap();
+            assert!(why.contains("own activeDeadlineSeconds of 5 s is over"), "{why}");
+            if state.get("terminated").is_some() {
+                assert_eq!(observed.ended.unwrap().reason, Reason::Evicted);
+            }
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step
     if !conditions::is_true(&old.conditions, conditions::STOPPED) {
         let observed = ours.map(|pod| crate::pod::observe::observe(pod, world.node, released(run, pod)));
         let proof = match &observed {
-            None if old.pod_uid.is_none() => Some(Stopped::NoPod),
+            None if old.pod_uid.is_none() => Some(Stopped::without_pod(old)),
             None => Some(Stopped::ObjectGone),
             Some(observed) => observed.proof.map(Stopped::Proof),
         };

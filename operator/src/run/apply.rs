@@ -324,7 +324,7 @@ async fn fail_without_pod(
     now: Timestamp,
 ) -> Result<Applied, Error> {
     let done = status::ended(run, old, &outcome::failed_to_start(refusal), now);
-    let done = status::stopped(run, done, Stopped::NoPod, now);
+    let done = status::stopped(run, done, Stopped::without_pod(old), now);
     Ok(Applied::Run(Box::new(write_status(runs, run, &done).await?)))
 }
 

@@ -14,7 +14,7 @@ use crate::{
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
 use kube::{Api, Client};
 use std::time::Duration;
-use subagent_crds::{SubagentProvider, SubagentRun, names, run::ParentKind};
+use subagent_crds::{Phase, SubagentProvider, SubagentRun, bounds, names, run::ParentKind};
 use subagent_link::WorkerConfig;
 
 /// Taint of a node that is known to be down for good.
@@ -54,6 +54,9 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
     }
     if status.pod_uid.is_none() {
         world.parent = parent(client, &namespace, &world.run).await?;
+        if status.attempt.is_some() {
+            world.above = above(client, &namespace, &world.parent).await?;
+        }
     }
     if let Some(name) = plan::pod_name(&world.run) {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -113,6 +116,22 @@ async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<P
         Err(error) if error.is_undecodable() => Ok(Parent::Undecodable(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+/// The ancestors above a parent that is over, up to the first that is not.
+async fn above(client: &Client, namespace: &str, nearest: &Parent) -> Result<Vec<Parent>, ReadError> {
+    let is_over =
+        |run: &SubagentRun| run.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_terminal);
+    let mut above: Vec<Parent> = vec![];
+    while let Parent::Found(last) = above.last().unwrap_or(nearest)
+        && last.spec.parent_ref.is_some()
+        && is_over(last)
+        && above.len() < bounds::ANCESTORS
+    {
+        let next = parent(client, namespace, last).await?;
+        above.push(next);
+    }
+    Ok(above)
 }
 
 /// The prompt's ConfigMap. The kubelet says in Events only that one cannot be mounted, and a pod that waits for a volume

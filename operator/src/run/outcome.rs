@@ -50,7 +50,13 @@ pub fn cancelled_before_start() -> Outcome {
 /// A stop that found no pod.
 pub fn stopped_without_pod(status: &SubagentRunStatus, stop: &Stopping) -> Outcome {
     if stop.reason == Reason::Cancelled.as_str() {
-        cancelled_before_start()
+        match status.attempt {
+            Some(attempt) if attempt > 1 => {
+                let why = status.message.as_deref().unwrap_or_default();
+                Outcome::of(Reason::Cancelled, format!("cancelled before attempt {attempt} had a worker pod: {why}"))
+            }
+            _ => cancelled_before_start(),
+        }
     } else {
         stopped_without_report(status, stop)
     }

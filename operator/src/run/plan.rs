@@ -45,6 +45,8 @@ pub struct World {
     pub provider: Provider,
     /// Its parent; read while the run is not accepted and before its pod is created.
     pub parent: Parent,
+    /// Those above a parent that is over, up to the first that is not; read before the pod is created.
+    pub above: Vec<Parent>,
     /// The pod under the name of the current attempt, whoever owns it.
     pub pod: Option<Pod>,
     /// Log of that pod; read right before the end of a run whose worker sent no transcript.
@@ -70,6 +72,7 @@ impl World {
             run,
             provider: Provider::Missing,
             parent: Parent::NotAsked,
+            above: vec![],
             pod: None,
             log: Log::Unread,
             prompt: PromptSource::Usable,
@@ -352,20 +355,33 @@ fn without_pod(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
     let run = &world.run;
     if let Some(stop) = &old.stopping {
         let done = status::ended(run, old, &outcome::stopped_without_pod(old, stop), now);
-        return Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)));
+        return Step::Status(Box::new(status::stopped(run, done, Stopped::without_pod(old), now)));
     }
+    let retry = || soonest([start_deadline(run, old), Some(now + RETRY_CREATE)], now);
     if let Some(reference) = &run.spec.parent_ref
-        && let Err(Verdict::Refused(refusal)) = validate::available_parent(run, reference, &world.parent)
+        && let Err(verdict) = validate::may_start(run, reference, &world.parent, &world.above)
     {
-        let done = status::ended(run, old, &outcome::rejected(&refusal), now);
-        return Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)));
+        return match verdict {
+            Verdict::Waits(refusal) => {
+                let waits = status::not_starting(run, old, refusal.reason, &refusal.message, now);
+                differing(old, waits, retry())
+            }
+            // Refused means that nothing ran.
+            Verdict::Refused(refusal) if Stopped::without_pod(old) == Stopped::NoPod => {
+                let done = status::ended(run, old, &outcome::rejected(&refusal), now);
+                Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)))
+            }
+            Verdict::Refused(refusal) => {
+                Step::Status(Box::new(status::stopping(run, old, Reason::Cancelled, &refusal.message, now)))
+            }
+            Verdict::Accepted(_) => Step::CreatePod,
+        };
     }
     if let Some(pod) = &world.pod {
         // D2: never adopted, never overwritten; named until somebody removes it or the start deadline passes.
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let message = format!("pod {name} exists and does not belong to this run; delete it");
-        let wait = soonest([start_deadline(run, old), Some(now + RETRY_CREATE)], now);
-        return differing(old, status::not_starting(run, old, Reason::PodRejected, &message, now), wait);
+        return differing(old, status::not_starting(run, old, Reason::PodRejected, &message, now), retry());
     }
     Step::CreatePod
 }

@@ -339,6 +339,76 @@ mod lineage {
         let status = status(next(&world, at(1)));
         assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Rejected), Some("ParentUnavailable")));
     }
+
+    /// A child that was accepted below this parent, with these above it.
+    fn accepted_below(parent: Parent, above: Vec<Parent>) -> World {
+        let mut world = child(parent, json!({}));
+        let lineage = json!({"status": {"lineage": {"depth": 4, "rootUID": "root-uid", "parentUID": "parent-uid",
+            "ancestors": ["root-uid", "middle-uid", "parent-uid"]}}});
+        world.run.status = run(merged(accepted(), lineage)).status;
+        World { above, ..world }
+    }
+
+    fn over(extra: Value) -> Parent {
+        parent(merged(json!({"status": {"phase": "Completed"}}), extra))
+    }
+
+    #[rstest]
+    #[case::alive(parent(json!({})), vec![])]
+    #[case::over(over(json!({})), vec![])]
+    #[case::by_a_deadline(over(json!({"status": {"phase": "Failed", "stopping": {"reason": "DeadlineExceeded", "at": CREATED}}})), vec![])]
+    #[case::all_are_over(over(json!({})), vec![over(json!({"metadata": {"uid": "middle-uid"}})), over(json!({"metadata": {"uid": "root-uid"}}))])]
+    #[case::one_above_is_alive(over(json!({})), vec![parent(json!({"metadata": {"uid": "middle-uid"}}))])]
+    fn c14_a_parent_that_came_to_its_own_end_lets_an_accepted_child_start(
+        #[case] found: Parent,
+        #[case] above: Vec<Parent>,
+    ) {
+        assert_eq!(next(&accepted_below(found, above), at(1)), Step::CreatePod);
+    }
+
+    /// Nobody tells a parent that is over of a cancel from above, which may be older than the child's lineage.
+    #[rstest]
+    #[case::deleting(over(json!({"metadata": {"deletionTimestamp": CREATED}})), vec![])]
+    #[case::cancelled_in_the_end(over(json!({"spec": {"cancel": true}})), vec![])]
+    #[case::cancelled(parent(json!({"status": {"phase": "Cancelled"}})), vec![])]
+    #[case::gone(Parent::Missing, vec![])]
+    #[case::cancelled_above(over(json!({})), vec![parent(json!({"metadata": {"uid": "middle-uid"}, "spec": {"cancel": true}}))])]
+    #[case::gone_above(over(json!({})), vec![over(json!({"metadata": {"uid": "middle-uid"}})), Parent::Missing])]
+    #[case::replaced_above(over(json!({})), vec![parent(json!({"metadata": {"uid": "another"}}))])]
+    fn c14_c51_nothing_starts_below_what_is_to_stop(#[case] found: Parent, #[case] above: Vec<Parent>) {
+        let mut world = accepted_below(found, above);
+        let ended = status(next(&world, at(1)));
+        assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Rejected), Some("ParentUnavailable")));
+        assert_eq!(stopped(&ended), Some(("True", "NoPod")));
+
+        // Refused means that nothing ran. An attempt had run, so this one is cancelled, by what happened above.
+        let again = json!({"status": {"attempt": 2, "attempts": [
+            {"number": 2, "podName": "r-2"}, {"number": 1, "podName": "r-1", "podUID": "pod-uid", "finishedAt": CREATED}]}});
+        let status = serde_json::to_value(world.run.status.as_ref().unwrap()).unwrap();
+        world.run.status = serde_json::from_value(merged(status, again["status"].clone())).unwrap();
+        settle(&mut world, at(1));
+        let ended = world.run.status.unwrap();
+        assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Cancelled), Some("Cancelled")));
+        let message = ended.message.as_deref().unwrap();
+        assert!(message.contains("before attempt 2 had a worker pod: ") && message.contains("parent"), "{message}");
+        assert_eq!(stopped(&ended), Some(("True", "EarlierAttemptsStopped")));
+        assert_eq!(conditions::get(&ended.conditions, conditions::ACCEPTED), None, "it stays accepted");
+    }
+
+    /// C1: one that does not decode may be a newer version's.
+    #[rstest]
+    #[case::parent(Parent::Undecodable("spec: x".into()), vec![])]
+    #[case::above(over(json!({})), vec![Parent::Undecodable("spec: x".into())])]
+    fn c1_an_accepted_child_waits_for_an_ancestor_that_does_not_decode(
+        #[case] found: Parent,
+        #[case] above: Vec<Parent>,
+    ) {
+        let mut world = accepted_below(found, above);
+        assert!(matches!(settle(&mut world, at(1)), Step::Wait(Some(_))));
+        assert_eq!(world.run.status.as_ref().unwrap().reason.as_deref(), Some("ParentUnavailable"));
+        settle(&mut world, at(601));
+        assert_eq!(world.run.status.unwrap().reason.as_deref(), Some("StartDeadlineExceeded"));
+    }
 }
 
 #[test]
@@ -386,6 +456,7 @@ fn c25_c26_the_protocol_decides_how_a_run_ends(
 #[rstest]
 #[case::c49_by_somebody(json!({}), json!({}), "PodDeleted")]
 #[case::n3_by_a_drain(json!({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}]}), json!({}), "Evicted")]
+#[case::n3_by_its_own_deadline(json!({"reason": "DeadlineExceeded"}), json!({}), "Evicted")]
 #[case::by_us(json!({}), json!({"status": {"stopping": {"reason": "DeadlineExceeded", "at": CREATED}}}), "DeadlineExceeded")]
 #[case::s7_by_us_for_a_cancel(json!({}), json!({"status": {"stopping": {"reason": "Cancelled", "at": CREATED}}}), "Cancelled")]
 fn a_worker_that_got_sigterm_ends_with_what_the_pod_was_deleted_for(

@@ -26,10 +26,21 @@ use subagent_link::FINAL_ACK_TIMEOUT;
 pub enum Stopped {
     /// No pod was ever created.
     NoPod,
+    /// The attempt has no pod, and those of the attempts before it were proven stopped.
+    EarlierAttempts,
     /// The pod's status proves it.
     Proof(Proof),
     /// The pod was removed by force.
     ObjectGone,
+}
+
+impl Stopped {
+    /// How a run is stopped whose attempt has no pod.
+    pub fn without_pod(status: &SubagentRunStatus) -> Self {
+        // The next attempt is opened only after the proof for the last one.
+        let has_run = status.attempts.iter().any(|attempt| attempt.pod_uid.is_some());
+        if has_run { Self::EarlierAttempts } else { Self::NoPod }
+    }
 }
 
 /// Reason of a stop that could not be proven in time.
@@ -341,7 +352,8 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
 pub fn stopped(run: &SubagentRun, status: SubagentRunStatus, how: Stopped, now: Timestamp) -> SubagentRunStatus {
     let mut new = status;
     let (reason, message) = stopped_words(how);
-    if let Some(attempt) = new.attempts.first_mut().filter(|_| how != Stopped::NoPod) {
+    let has_pod = !matches!(how, Stopped::NoPod | Stopped::EarlierAttempts);
+    if let Some(attempt) = new.attempts.first_mut().filter(|_| has_pod) {
         attempt.finished_at = Some(Time(now));
     }
     set(run, &mut new, conditions::STOPPED, Status::True, reason, message, now);
@@ -351,6 +363,10 @@ pub fn stopped(run: &SubagentRun, status: SubagentRunStatus, how: Stopped, now: 
 fn stopped_words(how: Stopped) -> (&'static str, &'static str) {
     match how {
         Stopped::NoPod => ("NoPod", "no worker pod was created"),
+        Stopped::EarlierAttempts => (
+            "EarlierAttemptsStopped",
+            "the last attempt had no worker pod, and those of the attempts before it were proven stopped",
+        ),
         Stopped::ObjectGone => (Proof::ObjectGone.as_str(), Proof::ObjectGone.sentence()),
         Stopped::Proof(proof) => (proof.as_str(), proof.sentence()),
     }

@@ -7,9 +7,9 @@ use crate::{
 };
 use k8s_openapi::jiff::Timestamp;
 use subagent_crds::{
-    Reason, SubagentProvider, SubagentRun, bounds, conditions,
+    Phase, Reason, SubagentProvider, SubagentRun, bounds, conditions,
     provider::Probe,
-    run::{InterruptionPolicy, ParentKind},
+    run::{InterruptionPolicy, ParentKind, ParentRef},
     run_status::{Descriptor, Effective, Lineage},
 };
 
@@ -374,22 +374,87 @@ fn lineage(request: &Request<'_>) -> Result<(Lineage, Option<i32>), Verdict> {
     Ok((lineage, cap))
 }
 
-/// The parent, when it accepts children (contract c14). Asked again right before the pod is created.
-///
-/// # Errors
-/// The refusal: the parent is missing, replaced, or does not accept children any more.
-pub fn available_parent<'a>(
+/// The parent, when it accepts children (contract c14).
+fn available_parent<'a>(
     run: &SubagentRun,
-    reference: &subagent_crds::run::ParentRef,
+    reference: &ParentRef,
     found: &'a Parent,
 ) -> Result<&'a SubagentRun, Verdict> {
-    let named = format!("{:?} {}, named in spec.parentRef,", reference.kind, reference.name);
-    let unavailable = |why: &str| {
-        refuse(
-            Reason::ParentUnavailable,
-            format!("{named} {why}; name a parent that is running, or leave parentRef out"),
-        )
+    let parent = bound_parent(run, reference, found)?;
+    let status = parent.status.as_ref();
+    if let Some(why) = why_to_stop(parent) {
+        return Err(unavailable(reference, why));
+    }
+    if status.is_some_and(|status| status.stopping.is_some()) {
+        return Err(unavailable(reference, "is being stopped"));
+    }
+    if let Some(phase) = status.and_then(|status| status.phase).filter(|phase| phase.is_terminal()) {
+        return Err(unavailable(reference, &format!("is {}", phase.as_str())));
+    }
+    Ok(parent)
+}
+
+/// Whether the next pod of an accepted run may be created, as far as its ancestors go; asked right before that. One that
+/// came to its own end is no hindrance: the run was accepted before. But nobody tells an ancestor that is over to stop, so
+/// a cancel from above that was earlier than the run's lineage would pass by: those above it are looked at, up to the first
+/// that is alive. (From there it is as with a live parent: either its stop is seen here, or its list sees the run.)
+///
+/// # Errors
+/// The refusal, or what is waited for.
+pub fn may_start(run: &SubagentRun, reference: &ParentRef, found: &Parent, above: &[Parent]) -> Result<(), Verdict> {
+    let undecodable = |how: &str| {
+        let message = format!("{WAITING}an ancestor that does not decode: {how}");
+        Verdict::Waits(Refusal { reason: Reason::ParentUnavailable, message })
     };
+    if let Parent::Undecodable(how) = found {
+        return Err(undecodable(how));
+    }
+    if let Some(why) = why_to_stop(bound_parent(run, reference, found)?) {
+        return Err(unavailable(reference, why));
+    }
+    let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
+    let is_recorded = |uid: &String| lineage.is_some_and(|lineage| lineage.ancestors.contains(uid));
+    for ancestor in above {
+        match ancestor {
+            Parent::Undecodable(how) => return Err(undecodable(how)),
+            Parent::Found(one) if one.metadata.uid.as_ref().is_some_and(is_recorded) => {
+                if let Some(why) = why_to_stop(one) {
+                    let name = one.metadata.name.as_deref().unwrap_or_default();
+                    return Err(unavailable(reference, &format!("is over, and {name} above it {why}")));
+                }
+            }
+            _ => return Err(unavailable(reference, "is over, and a run above it does not exist any more")),
+        }
+    }
+    Ok(())
+}
+
+/// Why those below a run are to stop or not to start, if they are. A deadline does not reach them.
+fn why_to_stop(run: &SubagentRun) -> Option<&'static str> {
+    let status = run.status.as_ref();
+    let stopping = status.and_then(|status| status.stopping.as_ref());
+    let is_cancelled = stopping.is_some_and(|stop| stop.reason == Reason::Cancelled.as_str())
+        || status.is_some_and(|status| status.phase == Some(Phase::Cancelled));
+    match run.metadata.deletion_timestamp {
+        Some(_) => Some("is being deleted"),
+        None if run.spec.cancel || is_cancelled => Some("is cancelled"),
+        None => None,
+    }
+}
+
+fn unavailable(reference: &ParentRef, why: &str) -> Verdict {
+    let named = named(reference);
+    refuse(Reason::ParentUnavailable, format!("{named} {why}; name a parent that is running, or leave parentRef out"))
+}
+
+fn named(reference: &ParentRef) -> String {
+    format!("{:?} {}, named in spec.parentRef,", reference.kind, reference.name)
+}
+
+/// The parent that the run names and is bound to.
+fn bound_parent<'a>(run: &SubagentRun, reference: &ParentRef, found: &'a Parent) -> Result<&'a SubagentRun, Verdict> {
+    let named = named(reference);
+    let unavailable = |why| unavailable(reference, why);
     if reference.kind == ParentKind::Subagent {
         return Err(unavailable("cannot be a parent: this version knows parents of kind SubagentRun only"));
     }
@@ -410,16 +475,6 @@ pub fn available_parent<'a>(
     }
     if parent.metadata.uid == run.metadata.uid {
         return Err(refuse(Reason::InvalidArgs, "spec.parentRef names the run itself; leave it out".into()));
-    }
-    let status = parent.status.clone().unwrap_or_default();
-    if parent.metadata.deletion_timestamp.is_some() {
-        return Err(unavailable("is being deleted"));
-    }
-    if parent.spec.cancel || status.stopping.is_some() {
-        return Err(unavailable("is cancelled"));
-    }
-    if let Some(phase) = status.phase.filter(|phase| phase.is_terminal()) {
-        return Err(unavailable(&format!("is {}", phase.as_str())));
     }
     Ok(parent)
 }

@@ -41,6 +41,9 @@ pub enum Error {
     /// The provider's revision cannot be used.
     #[error(transparent)]
     Revision(#[from] revision::Error),
+    /// The API server takes no change of a run that is to be let go; with what to do.
+    #[error("{0}")]
+    NotLetGo(String),
 }
 
 /// What a write led to.

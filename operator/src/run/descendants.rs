@@ -181,6 +181,9 @@ fn names(live: &[&Descendant], failures: &[String]) -> String {
     let mut live = live.to_vec();
     live.sort_by_key(|one| (one.undecodable.is_none(), !one.is_over(), one.depth, one.name.clone()));
     let name = |one: &&Descendant| match &one.undecodable {
+        Some(how) if one.deleting => {
+            format!("{} (does not decode and is being deleted; see its Events: {how})", one.name)
+        }
         Some(how) => format!("{} (does not decode, so its end cannot be stored; delete it: {how})", one.name),
         None if one.is_over() => format!("{} (not proven stopped)", one.name),
         None => one.name.clone(),

@@ -12,7 +12,7 @@ use crate::{
     api::{self, ReadError, WriteError},
     context::Context,
     decoding::Guarded,
-    pod::observe::observe,
+    pod::observe::{Node, observe},
     watching,
 };
 use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
@@ -96,24 +96,39 @@ async fn gone(context: &Context, namespace: &str, run: &str) -> Result<bool, Err
 }
 
 /// A run that does not decode is left alone unless it is cancelled or being deleted: another version of the operator may
-/// know how it goes on. Its end cannot be stored, so its pods are let go only together with it.
+/// know how it goes on. Its end cannot be stored, so its pods stay until it is deleted, or they themselves are.
 async fn unreadable(context: &Context, runs: &Api<Guarded<SubagentRun>>, run: &SubagentRun) -> Result<bool, Error> {
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
     if !wants_stop(run) {
-        return Ok(true);
+        let mut deleted = pods_of(&pods, run).await?;
+        deleted.retain(is_deleting);
+        return are_stopped(context, &pods, run, &deleted).await;
     }
     // Nobody is admitted below it: its children wait for a parent that decodes.
     let found = find::below(context, run).await?;
     tell::stop(context, run, &found).await;
-    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
     let own = pods_of(&pods, run).await?;
     let is_over = are_stopped(context, &pods, run, &own).await? && !found.iter().any(Descendant::is_live);
     if is_over && run.metadata.deletion_timestamp.is_some() {
-        for pod in own.iter().filter(|pod| is_held(pod)) {
+        for pod in own.iter().filter(|pod| is_held(pod) && !is_deleting(pod)) {
             release_pod(&pods, pod).await?;
         }
-        release_run(runs, run).await.inspect_err(|error| tell_refused(context, run, error))?;
+        release_run(runs, run).await.map_err(|error| refused(context, run, error))?;
     }
     Ok(is_over)
+}
+
+/// Whether every pod of a run that does not decode is stopped or about to be: there is nothing to tell it. None can follow
+/// while an ancestor is to stop, which is looked at right before a pod.
+///
+/// # Errors
+/// When a read fails.
+pub async fn is_stopping(context: &Context, runs: &Api<Guarded<SubagentRun>>, name: &str) -> Result<bool, ReadError> {
+    let Some(Guarded(Err(undecodable))) = api::get(runs, name).await? else { return Ok(false) };
+    let run = undecodable.run();
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
+    let own = pods_of(&pods, &run).await?;
+    Ok(own.iter().all(|pod| is_deleting(pod) || observe(pod, Node::Present, released(&run, pod)).proof.is_some()))
 }
 
 /// Stops the pods of a run that does not decode and cannot be told to stop.
@@ -130,21 +145,28 @@ pub async fn stop(context: &Context, runs: &Api<Guarded<SubagentRun>>, name: &st
 }
 
 /// The API server changes nothing of an object on which a rule of its definition cannot be evaluated; not even its
-/// finalizers.
-fn tell_refused(context: &Context, run: &SubagentRun, error: &WriteError) {
-    let WriteError::Refused { status, .. } = error else { return };
+/// finalizers. What to do stands in an Event and in the error: a namespace that is going away takes no Event.
+fn refused(context: &Context, run: &SubagentRun, error: WriteError) -> Error {
+    let WriteError::Refused { status, .. } = &error else { return error.into() };
     let note = format!(
         "this run is stopped and cannot be let go: the API server refuses every change of it; for the time being, give the CustomResourceDefinition a schema that it fits: {}",
         status.message
     );
     watching::warn::<SubagentRun>(&context.recorder, &run.metadata, "ReleaseRefused", &note);
+    Error::NotLetGo(note)
 }
 
-/// Whether nothing of these live pods runs; what runs is told to stop.
+/// Whether nothing of these live pods runs; what runs is told to stop. One that is proven stopped and being deleted is let
+/// go: a drain, and the end of its namespace, wait for it before they come to the run. Whoever can read the run later finds
+/// the pod gone, and the proof was seen.
 async fn are_stopped(context: &Context, pods: &Api<Pod>, run: &SubagentRun, own: &[Pod]) -> Result<bool, Error> {
     let mut all = true;
     for pod in own {
-        all &= is_stopped(context, pods, pod, released(run, pod)).await?;
+        let stopped = is_stopped(context, pods, pod, released(run, pod)).await?;
+        if stopped && is_deleting(pod) && is_held(pod) {
+            release_pod(pods, pod).await?;
+        }
+        all &= stopped;
     }
     Ok(all)
 }
@@ -161,7 +183,7 @@ async fn is_stopped(context: &Context, pods: &Api<Pod>, pod: &Pod, released: boo
     if observe(pod, node, released).proof.is_some() {
         return Ok(true);
     }
-    if pod.metadata.deletion_timestamp.is_none() {
+    if !is_deleting(pod) {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         tracing::warn!(namespace, pod = name, "no reconcile looks after this pod: stopping it");
         let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
@@ -172,6 +194,10 @@ async fn is_stopped(context: &Context, pods: &Api<Pod>, pod: &Pod, released: boo
         }
     }
     Ok(false)
+}
+
+fn is_deleting(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
 }
 
 fn is_held(pod: &Pod) -> bool {

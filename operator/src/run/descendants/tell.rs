@@ -56,6 +56,9 @@ where
 
 /// Sets `spec.cancel`. The UID is a precondition: another run of that name is nobody's descendant.
 async fn cancel(context: &Context, runs: &Api<Guarded<SubagentRun>>, one: &Descendant) -> Result<(), Error> {
+    if one.undecodable.is_some() && orphans::is_stopping(context, runs, &one.name).await? {
+        return Ok(());
+    }
     let patch = json!({"metadata": {"uid": one.uid}, "spec": {"cancel": true}});
     let params = PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() };
     let what = format!("cancelling {}", one.name);

@@ -156,6 +156,11 @@ fn c51_c1_a_descendant_that_does_not_decode_is_waited_for_and_named_first() {
         said.contains("stop: child (does not decode") && said.contains("delete it") && said.contains(how),
         "{said}"
     );
+    // What was asked for is done, and is not asked for again.
+    with(&mut world, vec![unreadable(json!({"metadata": {"deletionTimestamp": CREATED}}))]);
+    settle(&mut world, at(100_000));
+    let said = why(&world);
+    assert!(said.contains("is being deleted; see its Events") && !said.contains("delete it"), "{said}");
     // What can be read of it says that it is over.
     with(&mut world, vec![unreadable(over("Cancelled", "True"))]);
     assert_eq!(status(next(&world, at(100_001))).phase, Some(Phase::Cancelled));

@@ -50,6 +50,11 @@ impl Request {
             && !["events", "leases", "tokenreviews"].contains(&resource)
     }
 
+    /// Whether it was to change an object of that name, whatever the answer.
+    pub fn is_patch_of(&self, name: &str) -> bool {
+        self.text("/verb") == "patch" && self.object() == name
+    }
+
     /// Whether a pod was really to be created.
     pub fn is_pod_creation(&self) -> bool {
         self.text("/verb") == "create"

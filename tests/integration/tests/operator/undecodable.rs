@@ -1,6 +1,7 @@
 //! C1: objects that were written under an older schema and do not decode any more.
 
 use crate::{
+    audit::{Mark, lines},
     replica::Replica,
     tree::child,
     world::{LIMIT, World, end, status},
@@ -41,6 +42,8 @@ const OLD: &str = "from-an-older-schema";
 const FROZEN: &str = "frozen";
 /// A run that decodes, and is above those that do not.
 const PARENT: &str = "is-cancelled";
+/// Longer than a parent waits before it looks at those below it again.
+const A_LOOK: Duration = Duration::from_secs(12);
 /// How long nothing is to happen to what is left alone.
 const KEPT: Duration = Duration::from_secs(4);
 
@@ -147,6 +150,19 @@ async fn pod_is_deleted(world: &World, pod: &Pod) {
     world.namespace.until::<Pod>(&pod.name_any(), "is deleted", LIMIT, is_deleted).await;
 }
 
+/// Waits until nothing holds a pod any more.
+async fn pod_is_gone(world: &World, pod: &Pod) {
+    let pods = world.namespace.api::<Pod>();
+    let (pods, name) = (&pods, &pod.name_any());
+    world
+        .namespace
+        .eventually(&format!("pod {name} is gone"), LIMIT, async || match pods.get_opt(name).await {
+            Ok(None) => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+}
+
 /// Waits for an Event about an object.
 async fn told(world: &World, kind: &str, name: &str, reason: &str, note: &str) {
     world
@@ -206,6 +222,12 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_only_its_an
         })
         .await;
     assert_eq!(status(&held).phase, Some(Phase::Cancelling));
+    // C3: what refuses the cancel and is stopping anyway is not asked with every look.
+    let mark = Mark::now();
+    tokio::time::sleep(A_LOOK).await;
+    let asked = mark.requests_of(&world.rights.user);
+    let asked: Vec<_> = asked.into_iter().filter(|request| request.is_patch_of(FROZEN)).collect();
+    assert!(asked.is_empty(), "{}", lines(&asked));
     for pod in [&old, &frozen] {
         world.node.mark_ended(pod, 0).await;
     }
@@ -218,12 +240,17 @@ async fn c1_an_undecodable_object_of_each_kind_is_reported_and_holds_only_its_an
     let still = world
         .until(PARENT, "waits for the frozen one alone", |status| {
             let why = held_by(status);
-            why.contains(&named(FROZEN)) && !why.contains(OLD)
+            why.contains(&format!("{FROZEN} (does not decode and is being deleted; see its Events"))
+                && !why.contains(OLD)
         })
         .await;
     assert_eq!(status(&still).phase, Some(Phase::Cancelling));
 
     let log = operator.log();
+    // A namespace that is going away takes no Events.
+    let remedy =
+        |line: &str| line.contains("trying again") && line.contains("give the CustomResourceDefinition a schema");
+    assert!(log.lines().any(remedy), "{log}");
     for (kind, name) in [("SubagentRun", OLD), ("SubagentRun", FROZEN), ("SubagentProvider", OLD)] {
         // Not with every look and every event.
         let reported = |line: &&str| {
@@ -289,8 +316,9 @@ async fn c1_c51_a_parent_waits_for_a_child_that_does_not_decode_and_whose_pod_is
     let runs = untyped::<SubagentRun>(&world.namespace);
     let cancelled = runs.get("child").await.expect("the child");
     assert_eq!(cancelled.data["spec"]["cancel"], json!(true));
-    let ended = world.pod(&child, 1).await;
-    assert!(ended.finalizers().iter().any(|name| name == names::POD_FINALIZER), "its end is stored nowhere");
+    assert!(cancelled.finalizers().iter().any(|name| name == names::RUN_FINALIZER), "its end is stored nowhere");
+    // It was told to stop and did: nothing is left to hold it for.
+    pod_is_gone(&world, &pod).await;
 
     runs.delete("child", &DeleteParams::default()).await.expect("a deletion");
     assert_eq!(end(&world.stopped("parent").await), (Phase::Cancelled, "Cancelled"));
@@ -356,14 +384,41 @@ async fn c1_the_pod_of_an_undecodable_run_that_was_removed_by_force_is_stopped_a
     let force = json!({"metadata": {"finalizers": null}});
     runs.patch("run", &PatchParams::default(), &Patch::Merge(&force)).await.expect("no finalizers");
     runs.delete("run", &DeleteParams::default()).await.expect("a deletion");
+    pod_is_gone(&world, &pod).await;
+    operator.stop().await;
+    world.finish().await;
+}
+
+/// C1, c50: a drain waits for the pods that it deletes, and a namespace that goes away deletes its runs when none is left.
+/// The deleted pod of a run that does not decode and was never stopped is held until the stop is proven, and not longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c1_c50_a_deleted_pod_of_a_live_run_that_does_not_decode_goes_when_it_is_proven_stopped() {
+    let world = World::new("undecodable-drained").await;
+    let operator = world.operator().await;
+    world.node.serve();
+    world.provider("provider", &[]).await;
+    world.ready("provider").await;
+    let run = world.run("run", "provider", "!hang").await;
+    world.event("run", "prompt", "").await;
+    let pod = world.pod(&run, 1).await;
+    world.node.report_ends(false);
+    make_undecodable(&world, "run").await;
     let pods = world.namespace.api::<Pod>();
-    world
-        .namespace
-        .eventually("the pod is gone", LIMIT, async || match pods.get_opt(&pod.name_any()).await {
-            Ok(None) => Ok(()),
-            other => Err(format!("{other:?}")),
-        })
-        .await;
+    pods.delete(&pod.name_any(), &DeleteParams::default()).await.expect("a deletion");
+    world.node.worker(&pod.name_any()).await.exit().await;
+    tokio::time::sleep(KEPT).await;
+    let held = world.pod(&run, 1).await;
+    assert!(held.finalizers().iter().any(|name| name == names::POD_FINALIZER), "the pod was let go without proof");
+
+    world.node.report_ends(true);
+    pod_is_gone(&world, &pod).await;
+    let runs = untyped::<SubagentRun>(&world.namespace);
+    let live = runs.get("run").await.expect("the run");
+    assert_eq!(live.metadata.deletion_timestamp, None);
+    assert_ne!(live.data["spec"]["cancel"], json!(true), "nobody cancelled it");
+    assert!(live.finalizers().iter().any(|name| name == names::RUN_FINALIZER), "nobody deleted it");
+    runs.delete("run", &DeleteParams::default()).await.expect("a deletion");
+    world.gone("run").await;
     operator.stop().await;
     world.finish().await;
 }

@@ -196,6 +196,20 @@ pub enum StopCause {
     Terminated,
 }
 
+/// Why a result was not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotStored {
+    /// The gateway refused it with this HTTP status.
+    Refused(u16),
+    /// It was tried again and again.
+    InVain {
+        /// HTTP status of the last answer; absent when the last try got none.
+        status: Option<u16>,
+        /// Who ended that; absent when the time for it was over.
+        stopped: Option<StopCause>,
+    },
+}
+
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -241,8 +255,8 @@ pub enum End {
     DurabilityFailed {
         /// Size in bytes.
         size: u64,
-        /// HTTP status the gateway refused it with; absent when no gateway took it in time.
-        status: Option<u16>,
+        /// Why.
+        why: NotStored,
     },
 }
 
@@ -327,10 +341,7 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             "the agent ended the turn with a stop reason that protocol version 1 does not have".to_owned()
         }
         End::Stopped { cause, stage, prompted } => {
-            let cause = match cause {
-                StopCause::Cancel(reason) => reason.words(),
-                StopCause::Terminated => "stopped by SIGTERM, the pod is being deleted,",
-            };
+            let cause = stopped(*cause);
             let prompted = if *prompted { "after the prompt was sent" } else { "no prompt was sent" };
             format!("{cause} in stage {}; {prompted}", stage.name())
         }
@@ -349,15 +360,14 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         End::CrashedIdle(exit) => format!("between two turns, {}", Ended(*exit)),
         End::Protocol(stage, fault) => format!("in stage {}, {}", stage.name(), protocol_fault(*fault)),
         End::ResultTooLarge { size, limit } => {
-            format!("the result has {size} bytes, the limit is {limit}; it is in the transcript as far as that reaches")
+            format!(
+                "the result has {size} bytes, the limit is {limit}; the transcript holds it as far as that was archived"
+            )
         }
-        End::DurabilityFailed { size, status } => {
-            let how = match status {
-                Some(status) => format!("the gateway refused it with HTTP status {status}"),
-                None => "no gateway took it in time".to_owned(),
-            };
-            format!("the result of {size} bytes was not stored: {how}; it is in the transcript as far as that reaches")
-        }
+        End::DurabilityFailed { size, why } => format!(
+            "the result of {size} bytes was not stored: {}; the transcript holds it as far as that was archived",
+            not_stored(*why)
+        ),
     };
     if let Some(limit) = circumstances.exceeded_memory {
         let _ = write!(
@@ -375,10 +385,31 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
     if let Some(size) = circumstances.dropped_output {
         let _ = write!(
             text,
-            "; the partial output of {size} bytes is too large or was not stored, and only in the transcript"
+            "; the partial output of {size} bytes is too large or was not stored; the transcript holds it as far as that was archived"
         );
     }
     text
+}
+
+fn stopped(cause: StopCause) -> &'static str {
+    match cause {
+        StopCause::Cancel(reason) => reason.words(),
+        StopCause::Terminated => "stopped by SIGTERM, the pod is being deleted,",
+    }
+}
+
+fn not_stored(why: NotStored) -> String {
+    let answered = |status: Option<u16>| match status {
+        Some(status) => format!("the gateway answered the last try with HTTP status {status}"),
+        None => "the last try got no answer of a gateway".to_owned(),
+    };
+    match why {
+        NotStored::Refused(status) => format!("the gateway refused it with HTTP status {status}"),
+        NotStored::InVain { status, stopped: None } => format!("the time for it is over, and {}", answered(status)),
+        NotStored::InVain { status, stopped: Some(cause) } => {
+            format!("{} before that; {}", stopped(cause), answered(status))
+        }
+    }
 }
 
 fn start_fault(fault: StartFault) -> String {
@@ -495,7 +526,7 @@ mod tests {
     #[case(End::Crashed(Some(Exit::Code(0))), "Error", "AgentCrashed")]
     #[case(End::Protocol(Stage::Prompt, ProtocolFault::FrameTooLong(1)), "Error", "AgentProtocolError")]
     #[case(End::ResultTooLarge { size: 2, limit: 1 }, "Error", "ResultTooLarge")]
-    #[case::c31(End::DurabilityFailed { size: 2, status: None }, "Error", "DurabilityFailed")]
+    #[case::c31(End::DurabilityFailed { size: 2, why: NotStored::Refused(507) }, "Error", "DurabilityFailed")]
     fn c25_c26_stop_reason_and_reason(#[case] end: End, #[case] stop_reason: &str, #[case] reason: &str) {
         let settlement = settle(&end, &ONE_TURN);
         assert_eq!((settlement.stop_reason, settlement.reason), (stop_reason, reason));
@@ -529,6 +560,16 @@ mod tests {
     #[case(
         End::Stopped { cause: StopCause::Cancel(StopReason::IdleDeadline), stage: Stage::Prompt, prompted: true },
         "stopped, idleDeadlineSeconds is over, in stage Prompt; after the prompt was sent"
+    )]
+    #[case(
+        End::DurabilityFailed { size: 9, why: NotStored::InVain { status: Some(503), stopped: Some(StopCause::Terminated) } },
+        "the result of 9 bytes was not stored: stopped by SIGTERM, the pod is being deleted, before that; the gateway \
+         answered the last try with HTTP status 503; the transcript holds it as far as that was archived"
+    )]
+    #[case(
+        End::DurabilityFailed { size: 9, why: NotStored::InVain { status: None, stopped: None } },
+        "the result of 9 bytes was not stored: the time for it is over, and the last try got no answer of a gateway; \
+         the transcript holds it as far as that was archived"
     )]
     fn c30_diagnostics_are_facts(#[case] end: End, #[case] text: &str) {
         assert_eq!(settle(&end, &ONE_TURN).diagnostic.as_deref(), Some(text));

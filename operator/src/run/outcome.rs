@@ -1,6 +1,6 @@
 //! How a run ends. Pure: from the worker's final word, the pod's end and what was recorded before.
 
-use super::{plan::current_report, validate::Refusal};
+use super::{plan::current_report, status::storing_trouble, validate::Refusal};
 use crate::pod::observe::Ended;
 use subagent_crds::{Phase, Reason, SubagentRunStatus, conditions, run_status::Stopping};
 
@@ -125,18 +125,21 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
     let diagnostic = if outcome.phase == Phase::Completed { None } else { last.diagnostic.clone() };
     let message = match &diagnostic {
         Some(facts) if outcome.phase == Phase::Failed && said == Some(outcome.reason) => {
-            with_facts(outcome.reason, facts)
+            let trouble = storing_trouble(status).filter(|_| outcome.reason == Reason::DurabilityFailed);
+            with_facts(outcome.reason, facts, trouble)
         }
         _ => outcome.message,
     };
     Outcome { diagnostic, message, ..outcome }
 }
 
-/// What the reason means, what was seen, and what to do. The whole diagnostic stands beside it in the status.
-fn with_facts(reason: Reason, diagnostic: &str) -> String {
+/// What the reason means, what was seen, what was in the way, and what to do. The whole diagnostic stands beside it in the
+/// status.
+fn with_facts(reason: Reason, diagnostic: &str, trouble: Option<&str>) -> String {
     /// Leaves room for meaning and remedy in what a table can show.
     const MAX: usize = 256;
     let facts = reason.facts();
     let seen = conditions::cut(diagnostic.lines().next().unwrap_or_default().trim_end_matches('.'), MAX);
-    format!("{} Seen: {seen}. {}", facts.meaning, facts.remedy)
+    let trouble = trouble.map(|it| format!(" In the way was: {}.", conditions::cut(it.trim_end_matches('.'), 2 * MAX)));
+    format!("{} Seen: {seen}.{} {}", facts.meaning, trouble.unwrap_or_default(), facts.remedy)
 }

@@ -505,6 +505,30 @@ fn c31_completed_without_a_stored_result_is_never_completed() {
     assert_eq!(status(next(&world, at(10))).reason.as_deref(), Some("DurabilityFailed"));
 }
 
+/// c31: what was in the way of the result is known while it is tried again, and the end does not forget it; also when a
+/// cancel ended that.
+#[rstest]
+#[case::by_itself(json!({}))]
+#[case::cancelled(json!({"spec": {"cancel": true}}))]
+fn c31_an_end_without_a_result_says_what_was_in_the_way(#[case] extra: Value) {
+    let storing = json!({"storing": {"size": 20000, "trouble": "no room in quota contents"}});
+    let mut world = world(run(merged(with_pod(), report(storing))), Some(running()));
+    settle(&mut world, at(3));
+    let mut done = merged(serde_json::to_value(&world.run).unwrap(), extra);
+    world.run = serde_json::from_value(done.clone()).unwrap();
+    settle(&mut world, at(4));
+    done = merged(serde_json::to_value(&world.run).unwrap(), finished("Error", "DurabilityFailed"));
+    done["status"]["result"] = Value::Null;
+    done["status"]["report"]["storing"] = Value::Null;
+    done["status"]["report"]["final"]["diagnostic"] = json!("the result of 20000 bytes was not stored: stopped");
+    world.run = serde_json::from_value(done).unwrap();
+    world.pod = Some(exited());
+    let ended = status(next(&world, at(5)));
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some("DurabilityFailed")));
+    let message = ended.message.unwrap();
+    assert!(message.contains("In the way was: no room in quota contents. "), "{message}");
+}
+
 #[test]
 fn c27_a_cancel_is_recorded_first_and_the_worker_decides_the_race() {
     let cancelled = merged(merged(with_pod(), report(json!({}))), json!({"spec": {"cancel": true}}));

@@ -50,6 +50,8 @@ pub const DESCENDANTS_LIVE: &str = "DescendantsLive";
 
 /// Reason of a run that is not finished because its result is still being stored.
 pub const STORING_RESULT: &str = "StoringResult";
+/// How long storing a result is tried, in minutes.
+const TRIED_FOR: u64 = FINAL_ACK_TIMEOUT.as_secs() / 60;
 
 /// True once the ACP session existed (contract c8).
 pub fn is_started(status: &SubagentRunStatus) -> bool {
@@ -248,7 +250,7 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
 
 /// What a run waits for whose agent is done. What to do is said by whoever met the trouble: the gateway knows a full quota.
 fn storing_words(storing: &Storing) -> String {
-    let minutes = FINAL_ACK_TIMEOUT.as_secs() / 60;
+    let minutes = TRIED_FOR;
     let size = storing.size;
     match &storing.trouble {
         None => format!("the turn is over; its result of {size} bytes is being stored"),
@@ -256,6 +258,13 @@ fn storing_words(storing: &Storing) -> String {
             "the turn is over, but its result of {size} bytes is not stored; it is tried again for up to {minutes} minutes: {trouble}"
         ),
     }
+}
+
+/// What was in the way of the result when that was said last.
+pub fn storing_trouble(status: &SubagentRunStatus) -> Option<&str> {
+    let storing = conditions::get(&status.conditions, conditions::FINISHED)?;
+    let (_, trouble) = storing.message.split_once(&format!(" for up to {TRIED_FOR} minutes: "))?;
+    (storing.reason == STORING_RESULT).then_some(trouble)
 }
 
 fn has_session(status: &SubagentRunStatus) -> bool {

@@ -31,8 +31,8 @@ pub struct Content {
 pub enum Failure {
     /// It never will be: the gateway's HTTP status, and what it said.
     Refused(u16, String),
-    /// Another try may help.
-    Trouble(String),
+    /// Another try may help: the gateway's HTTP status, if it answered, and what was in the way.
+    Trouble(Option<u16>, String),
 }
 
 /// Uploads, and returns once it is stored.
@@ -40,13 +40,13 @@ pub enum Failure {
 /// # Errors
 /// [`Failure`].
 pub async fn put(settings: &Settings, content: &Content) -> Result<(), Failure> {
-    let trouble = |error: anyhow::Error| Failure::Trouble(format!("{error:#}"));
+    let trouble = |error: anyhow::Error| Failure::Trouble(None, format!("{error:#}"));
     let request = timeout(UPLOAD_TIMEOUT, request(settings, content)).await;
     let (status, said) = request.context("it took too long").and_then(std::convert::identity).map_err(trouble)?;
     match status {
         200..300 => Ok(()),
         status if refused_for_good(status) => Err(Failure::Refused(status, said)),
-        status => Err(Failure::Trouble(format!("{said} (HTTP status {status} of the gateway)"))),
+        status => Err(Failure::Trouble(Some(status), format!("{said} (HTTP status {status} of the gateway)"))),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     config::Settings,
     link::{Backoff, Content, Failure, put},
-    outcome::{End, Stage},
+    outcome::{End, NotStored, Stage, StopCause},
     output::{Whole, hex},
     transcript::{Speaker, Transcript, clip},
 };
@@ -31,11 +31,20 @@ pub struct Upload {
     result: ResultPayload,
     task: JoinHandle<Outcome>,
     /// What is in the way, the latest.
-    trouble: watch::Receiver<String>,
+    trouble: watch::Receiver<Trouble>,
 }
 
-/// What became of an upload: stored, or refused with this HTTP status, or with none when the time was over.
-pub type Outcome = Result<(), Option<u16>>;
+/// What was in the way at the last try.
+#[derive(Debug, Default)]
+struct Trouble {
+    /// HTTP status of the gateway, if it answered.
+    status: Option<u16>,
+    /// For a person.
+    words: String,
+}
+
+/// What became of an upload: stored, or not, and why.
+pub type Outcome = Result<(), NotStored>;
 
 /// What is heard of an upload.
 #[derive(Debug)]
@@ -51,10 +60,15 @@ pub async fn next_of(upload: &mut Option<Upload>) -> UploadEvent {
     let Some(Upload { task, trouble, .. }) = upload else { return std::future::pending().await };
     tokio::select! {
         biased;
-        outcome = task => UploadEvent::Over(outcome.unwrap_or(Err(None))),
+        outcome = task => UploadEvent::Over(outcome.unwrap_or(Err(in_vain(trouble)))),
         // Its sender goes with the task.
-        Ok(()) = trouble.changed() => UploadEvent::Trouble(trouble.borrow_and_update().clone()),
+        Ok(()) = trouble.changed() => UploadEvent::Trouble(trouble.borrow_and_update().words.clone()),
     }
+}
+
+/// Nobody stopped it.
+fn in_vain(trouble: &watch::Receiver<Trouble>) -> NotStored {
+    NotStored::InVain { status: trouble.borrow().status, stopped: None }
 }
 
 impl Attempt {
@@ -88,7 +102,7 @@ impl Attempt {
         self.say(&format!("storing {bytes} bytes of the result"));
         self.enter(Stage::StoringResult);
         self.ledger.store(i64::try_from(bytes).unwrap_or(i64::MAX), timestamp());
-        let (told, trouble) = watch::channel(String::new());
+        let (told, trouble) = watch::channel(Trouble::default());
         let uploader = Uploader { settings: self.settings.clone(), transcript: self.transcript.clone(), told };
         let task = tokio::spawn(async move { uploader.store(&contents).await });
         self.upload = Some(Upload { end, result, task, trouble });
@@ -121,8 +135,8 @@ impl Attempt {
         let size = result.size.max(0) + result.blocks.as_ref().map_or(0, |blocks| blocks.size);
         match outcome {
             Ok(()) => self.conclude(&end, Some(result)),
-            Err(status) if is_completed(&end) => {
-                self.conclude(&End::DurabilityFailed { size: size.unsigned_abs(), status }, None);
+            Err(why) if is_completed(&end) => {
+                self.conclude(&End::DurabilityFailed { size: size.unsigned_abs(), why }, None);
             }
             Err(_) => {
                 self.circumstances.dropped_output = Some(size.unsigned_abs());
@@ -136,7 +150,10 @@ impl Attempt {
     pub(super) fn give_up_upload(&mut self) {
         if let Some(upload) = &self.upload {
             upload.task.abort();
-            self.uploaded(Err(None));
+            // A cancel says more than the SIGTERM that follows it.
+            let stopped = Some(self.stop.unwrap_or(StopCause::Terminated));
+            let status = upload.trouble.borrow().status;
+            self.uploaded(Err(NotStored::InVain { status, stopped }));
         }
     }
 }
@@ -145,7 +162,7 @@ impl Attempt {
 struct Uploader {
     settings: Settings,
     transcript: Transcript,
-    told: watch::Sender<String>,
+    told: watch::Sender<Trouble>,
 }
 
 impl Uploader {
@@ -157,24 +174,25 @@ impl Uploader {
             }
             Ok(())
         };
-        timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or(Err(None))
+        let too_late = |_| Err(in_vain(&self.told.subscribe()));
+        timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or_else(too_late)
     }
 
     async fn store_one(&self, content: &Content) -> Outcome {
         let mut backoff = Backoff::new();
         loop {
-            let (trouble, refused) = match put(&self.settings, content).await {
+            let (status, trouble, refused) = match put(&self.settings, content).await {
                 Ok(()) => return Ok(()),
-                Err(Failure::Trouble(trouble)) => (trouble, None),
-                Err(Failure::Refused(status, said)) => (said, Some(status)),
+                Err(Failure::Trouble(status, trouble)) => (status, trouble, None),
+                Err(Failure::Refused(status, said)) => (Some(status), said, Some(NotStored::Refused(status))),
             };
             // The words are the gateway's or the system's, and name objects of this namespace at most.
-            let trouble = clip(&trouble, MAX_TROUBLE_BYTES);
-            if trouble != *self.told.borrow() {
-                self.transcript.line(Speaker::Worker, &format!("the result is not stored: {trouble}"));
-                self.told.send_replace(trouble);
+            let words = clip(&trouble, MAX_TROUBLE_BYTES);
+            if words != self.told.borrow().words {
+                self.transcript.line(Speaker::Worker, &format!("the result is not stored: {words}"));
+                self.told.send_replace(Trouble { status, words });
             }
-            if refused.is_some() {
+            if let Some(refused) = refused {
                 return Err(refused);
             }
             sleep(backoff.wait(rand::random())).await;

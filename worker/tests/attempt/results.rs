@@ -144,6 +144,9 @@ async fn c31_c49_a_result_without_a_place_does_not_outlast_the_pods_grace() {
     let begun = std::time::Instant::now();
     let ended = attempt.finish().await;
     assert_eq!(ended.words(), ("Error", "DurabilityFailed"), "{}", ended.transcript);
+    for fact in ["20000 bytes", "pod is being deleted", "HTTP status 503", "as far as that was archived"] {
+        assert!(ended.diagnostic().contains(fact), "{fact}: {}", ended.diagnostic());
+    }
     // The ladder and 15 s (design section 8).
     assert!(begun.elapsed() < Duration::from_secs(18), "{:?}", begun.elapsed());
 }

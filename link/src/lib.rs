@@ -11,6 +11,7 @@
 //! This crate holds the types, the framing bounds and the version rules, and the bounded tail of a transcript that both
 //! ends archive alike. Nothing else.
 
+mod checkpoint;
 mod message;
 mod probe;
 mod snapshot;
@@ -19,6 +20,7 @@ mod upload;
 mod version;
 mod worker_config;
 
+pub use checkpoint::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
 pub use message::{
     AcpTransport, Assignment, ContentBlock, ContentDigest, Continuation, ContinuedSession, Deadlines, Decode,
     DecodeError, Delivery, GatewayMessage, InboxMessage, KnownKinds, PermissionMode, Prompt, RefusalReason,
@@ -40,6 +42,8 @@ use std::time::Duration;
 pub const LINK_PATH: &str = "/v1/link";
 /// Path of the upload of a result on the gateway; its query is a [`ResultUpload`].
 pub const RESULT_PATH: &str = "/v1/result";
+/// Path of checkpoints on the gateway; a PUT's query is a [`CheckpointUpload`], a GET's a [`CheckpointDownload`].
+pub const CHECKPOINT_PATH: &str = "/v1/checkpoint";
 /// Port of the gateway's TLS listener and of its Service.
 pub const LINK_PORT: u16 = 8443;
 /// Audience a worker's projected token must carry; a token for the API server is refused.

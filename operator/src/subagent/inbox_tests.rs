@@ -556,6 +556,23 @@ fn c42_what_an_interruption_parks_runs_first_and_in_order() {
     assert_eq!(speaking.prompted, ["m1", "m2", "m3", "m4"], "an interruption that speaks queues behind them");
 }
 
+/// What is told to the worker behind an interruption would be waiting when that parks the rest, and overtake it.
+#[rstest::rstest]
+#[case::bare("+i", &["m1", "m2", "m4"])]
+#[case::speaking("+I", &["m1", "m2", "m3", "m4"])]
+fn c42_nothing_is_placed_behind_an_interruption_that_is_not_carried_out(
+    #[case] interruption: &str,
+    #[case] prompted: &[&str],
+) {
+    let script = format!("+q r r w r +q r w {interruption} r +q r");
+    let world = play(&script);
+    assert_eq!(words(&world), "Started Queued Queued Accepted");
+    let listed = &world.run().unwrap().spec.messages;
+    assert!(listed.iter().all(|message| message.id != "m4"), "{listed:?}");
+    let world = play(&format!("{script} w e d"));
+    assert_eq!(world.prompted, prompted);
+}
+
 #[test]
 fn r13_an_activation_that_fails_before_its_turn_rejects_what_woke_it_and_parks_the_rest() {
     let mut world = play("+q +q r r");

@@ -210,6 +210,17 @@ pub enum NotStored {
     },
 }
 
+/// What an assignment can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To continue a session; never answered with a new one (contract c40).
+    Session,
+    /// A persona.
+    Persona,
+    /// A model.
+    Model,
+}
+
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -238,6 +249,8 @@ pub enum End {
     AuthRequired(Stage),
     /// The prompt holds a kind of content the agent does not take.
     ImagesNotTaken,
+    /// The assignment asks for what this worker does not carry out: nothing is accepted and then ignored (contract c7).
+    NotCarriedOut(Asked),
     /// The agent ended during a turn; `None` when it only closed its output.
     Crashed(Option<Exit>),
     /// The agent ended with a session and no turn; `None` when it only closed its output.
@@ -317,7 +330,8 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         }
         End::EndedEarly(..) | End::BadReply(..) | End::Version(_) => ("Error", "AgentHandshakeFailed"),
         End::AuthRequired(_) => ("Error", "AgentAuthRequired"),
-        End::ImagesNotTaken => ("Error", "AgentHandshakeFailed"),
+        End::NotCarriedOut(Asked::Session) => ("Error", "NotResumable"),
+        End::ImagesNotTaken | End::NotCarriedOut(_) => ("Error", "AgentHandshakeFailed"),
         End::Crashed(_) | End::CrashedIdle(_) => ("Error", "AgentCrashed"),
         End::Protocol(..) => ("Error", "AgentProtocolError"),
         End::ResultTooLarge { .. } => ("Error", "ResultTooLarge"),
@@ -356,6 +370,14 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             )
         }
         End::ImagesNotTaken => "the prompt holds an image, which the agent does not take".to_owned(),
+        End::NotCarriedOut(asked) => {
+            let asked = match asked {
+                Asked::Session => "continue a session",
+                Asked::Persona => "set a persona",
+                Asked::Model => "choose a model",
+            };
+            format!("this version of the worker cannot {asked}; the agent was not started")
+        }
         End::Crashed(exit) => format!("during the turn, {}", Ended(*exit)),
         End::CrashedIdle(exit) => format!("between two turns, {}", Ended(*exit)),
         End::Protocol(stage, fault) => format!("in stage {}, {}", stage.name(), protocol_fault(*fault)),
@@ -523,6 +545,8 @@ mod tests {
     #[case(End::BadReply(Stage::SessionNew, BadReply::NoSessionId), "Error", "AgentHandshakeFailed")]
     #[case(End::Version(2), "Error", "AgentHandshakeFailed")]
     #[case(End::AuthRequired(Stage::SessionNew), "Error", "AgentAuthRequired")]
+    #[case(End::NotCarriedOut(Asked::Session), "Error", "NotResumable")]
+    #[case(End::NotCarriedOut(Asked::Persona), "Error", "AgentHandshakeFailed")]
     #[case(End::Crashed(Some(Exit::Code(0))), "Error", "AgentCrashed")]
     #[case(End::Protocol(Stage::Prompt, ProtocolFault::FrameTooLong(1)), "Error", "AgentProtocolError")]
     #[case(End::ResultTooLarge { size: 2, limit: 1 }, "Error", "ResultTooLarge")]

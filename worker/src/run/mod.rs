@@ -16,7 +16,7 @@ mod upload;
 
 use crate::{
     config::Settings,
-    outcome::{End, Stage, StartFault},
+    outcome::{Asked, End, Stage, StartFault},
     process,
     prompt::LoadedPrompt,
 };
@@ -88,6 +88,9 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     if let Some(seconds) = assignment.deadlines.idle_seconds {
         attempt.ledger.keep_alive_within(seconds);
     }
+    if let Some(asked) = not_carried_out(&assignment) {
+        return Err(Halt::End(End::NotCarriedOut(asked)));
+    }
     attempt.enter(Stage::Spawning);
     let Some(prompt) = assignment.prompt else {
         attempt.start_agent(argv)?;
@@ -103,6 +106,17 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     }
     let permit = attempt.record_turn(&session, None).await?;
     attempt.turn(permit, &session, &prompt.blocks).await
+}
+
+/// What the assignment asks for and this worker does not do.
+fn not_carried_out(assignment: &Assignment) -> Option<Asked> {
+    let session = assignment.continuation.as_ref().and_then(|continuation| continuation.session.as_ref());
+    let asked = [
+        (session.is_some(), Asked::Session),
+        (assignment.persona.is_some(), Asked::Persona),
+        (assignment.model.is_some(), Asked::Model),
+    ];
+    asked.into_iter().find_map(|(is_asked, what)| is_asked.then_some(what))
 }
 
 async fn wait_for_assignment(attempt: &mut Attempt) -> Result<Assignment, Halt> {

@@ -18,6 +18,17 @@ pub const STOPPED: &str = "Stopped";
 pub const FINISHED: &str = "Finished";
 /// Run: it is over and its agent completed.
 pub const SUCCEEDED: &str = "Succeeded";
+/// Child: an activation of it is under way.
+pub const ACTIVE: &str = "Active";
+/// Child: nothing of it runs, nothing waits, no child of it is live, and it can be spoken to again.
+pub const SETTLED: &str = "Settled";
+/// Child: its session is stored and can be continued.
+pub const RESUMABLE: &str = "Resumable";
+/// Child: `False` while a part of the memory of its messages' ids is gone; absent while that never happened.
+pub const MEMORY_WHOLE: &str = "MemoryWhole";
+/// Child: the name of an activation's run was taken by a foreign object, so its number was skipped. Absent while that never
+/// happened.
+pub const NUMBER_SKIPPED: &str = "NumberSkipped";
 
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

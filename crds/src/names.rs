@@ -51,6 +51,14 @@ pub const FOLD_FINALIZER: &str = "subagents.dev/messages-noted";
 pub const SUBAGENT_UID_LABEL: &str = "subagents.dev/subagent-uid";
 /// Label on a run: the name of the child it activates.
 pub const SUBAGENT_LABEL: &str = "subagents.dev/subagent";
+/// Finalizer of a child: it leaves once its activations are proven stopped, its children are gone and its session is removed
+/// from the store.
+pub const SUBAGENT_FINALIZER: &str = "subagents.dev/child-forgotten";
+/// Annotation a person sets to `true` on a child that is being deleted to let it go although its session cannot be removed
+/// from the store.
+pub const FORGET_ANNOTATION: &str = "subagents.dev/release-session";
+/// Ids of a child's messages that have left its status.
+pub const CONTENT_SEEN_IDS: &str = "seen-ids";
 /// Finalizer of a worker pod: it keeps the containers' end readable until it is stored (contract c50).
 pub const POD_FINALIZER: &str = "subagents.dev/proof-of-stop";
 /// Field manager of the controllers.

@@ -14,7 +14,10 @@ use crate::{
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
 use kube::{Api, Client};
 use std::time::Duration;
-use subagent_crds::{Phase, SubagentProvider, SubagentRun, bounds, names, run::ParentKind};
+use subagent_crds::{
+    Phase, SubagentProvider, SubagentRun, bounds, names,
+    run::{ParentKind, ParentRef},
+};
 use subagent_link::WorkerConfig;
 
 /// Taint of a node that is known to be down for good.
@@ -53,7 +56,7 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
         world.prompt = prompt(client, &namespace, &world.run).await?;
     }
     if status.pod_uid.is_none() {
-        world.parent = parent(client, &namespace, &world.run).await?;
+        world.parent = named_parent(client, &namespace, world.run.spec.parent_ref.as_ref()).await?;
         if status.attempt.is_some() {
             world.above = above(client, &namespace, &world.parent).await?;
         }
@@ -105,8 +108,16 @@ fn pod_has_ended(pod: Option<&Pod>) -> bool {
     pod.is_some_and(|pod| crate::pod::observe::observe(pod, Node::Present, false).ended.is_some())
 }
 
-async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Parent, ReadError> {
-    let Some(reference) = &run.spec.parent_ref else { return Ok(Parent::NotAsked) };
+/// The parent that is named.
+///
+/// # Errors
+/// When the read fails.
+pub(crate) async fn named_parent(
+    client: &Client,
+    namespace: &str,
+    reference: Option<&ParentRef>,
+) -> Result<Parent, ReadError> {
+    let Some(reference) = reference else { return Ok(Parent::NotAsked) };
     if reference.kind != ParentKind::SubagentRun {
         return Ok(Parent::Missing);
     }
@@ -119,7 +130,10 @@ async fn parent(client: &Client, namespace: &str, run: &SubagentRun) -> Result<P
 }
 
 /// The ancestors above a parent that is over, up to the first that is not.
-async fn above(client: &Client, namespace: &str, nearest: &Parent) -> Result<Vec<Parent>, ReadError> {
+///
+/// # Errors
+/// When a read fails.
+pub(crate) async fn above(client: &Client, namespace: &str, nearest: &Parent) -> Result<Vec<Parent>, ReadError> {
     let is_over =
         |run: &SubagentRun| run.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_terminal);
     let mut above: Vec<Parent> = vec![];
@@ -128,7 +142,7 @@ async fn above(client: &Client, namespace: &str, nearest: &Parent) -> Result<Vec
         && is_over(last)
         && above.len() < bounds::ANCESTORS
     {
-        let next = parent(client, namespace, last).await?;
+        let next = named_parent(client, namespace, last.spec.parent_ref.as_ref()).await?;
         above.push(next);
     }
     Ok(above)

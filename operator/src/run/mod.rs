@@ -11,6 +11,7 @@ pub mod controller;
 pub mod dereference;
 pub mod descendants;
 pub mod events;
+pub mod lineage;
 pub mod orphans;
 pub mod outcome;
 pub mod plan;

@@ -1,15 +1,18 @@
 //! Acceptance of a run (contract sections 2 and 3). Pure; the first failure in the contract's order wins.
 
+pub use super::lineage::{Parent, lineage, may_begin, may_start};
+
 use super::prompt::PromptSource;
 use crate::{
     provider::{capabilities, probe},
     schema_subset,
 };
 use k8s_openapi::jiff::Timestamp;
+use std::collections::BTreeMap;
 use subagent_crds::{
-    Phase, Reason, SubagentProvider, SubagentRun, bounds, conditions,
+    Reason, SubagentProvider, SubagentRun, bounds, conditions,
     provider::Probe,
-    run::{InterruptionPolicy, ParentKind, ParentRef},
+    run::InterruptionPolicy,
     run_status::{Descriptor, Effective, Lineage},
 };
 
@@ -21,20 +24,6 @@ pub const TTL_SECONDS: i64 = 7 * 24 * 3600;
 pub const MAX_ATTEMPTS: i32 = 3;
 /// The capability to compute depths and hold caps; the operator gives it to every agent.
 pub const DEPTH_LIMIT: &str = "DepthLimit";
-
-/// What was found of the parent a run names.
-#[derive(Clone, Debug, Default)]
-pub enum Parent {
-    /// The run names none.
-    #[default]
-    NotAsked,
-    /// No object of that kind and name.
-    Missing,
-    /// It is there and does not decode; how (pitfall C1).
-    Undecodable(String),
-    /// The parent, from a live GET.
-    Found(Box<SubagentRun>),
-}
 
 /// What was found of the provider a run names.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +92,7 @@ pub struct Refusal {
 }
 
 /// How a message begins that tells what a run waits for.
-const WAITING: &str = "waiting for ";
+pub(super) const WAITING: &str = "waiting for ";
 
 impl Refusal {
     /// What was waited for until the start deadline, in the words of one who waits no more.
@@ -113,7 +102,8 @@ impl Refusal {
     }
 }
 
-fn refuse(reason: Reason, message: String) -> Verdict {
+/// A refusal for good.
+pub(crate) fn refuse(reason: Reason, message: String) -> Verdict {
     Verdict::Refused(Refusal { reason, message })
 }
 
@@ -127,7 +117,7 @@ pub fn validate(request: &Request<'_>) -> Verdict {
 
 fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     let spec = &request.run.spec;
-    let provider = ready_provider(request)?;
+    let provider = ready_provider(&spec.provider_ref.name, request.provider)?;
     asked_capabilities(request.run, provider)?;
     arguments(request.run)?;
     if let PromptSource::Unusable(why) = request.prompt {
@@ -139,7 +129,8 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
             refuse(Reason::UnsupportedSchema, Reason::UnsupportedSchema.with_remedy(&seen))
         })?;
     }
-    let (lineage, cap) = lineage(request)?;
+    let uid = request.run.metadata.uid.as_deref().unwrap_or_default();
+    let (lineage, cap) = lineage(uid, spec.parent_ref.as_ref(), spec.max_depth, request.parent)?;
     let defaults = &provider.spec.run_defaults;
     let revision = provider.status.as_ref().and_then(|status| status.revision.clone()).unwrap_or_default();
     Ok(Acceptance {
@@ -184,17 +175,19 @@ pub fn start_deadline_at(run: &SubagentRun, seconds: i64) -> Timestamp {
     created + std::time::Duration::from_secs((seconds + queued).unsigned_abs())
 }
 
-fn ready_provider<'a>(request: &Request<'a>) -> Result<&'a SubagentProvider, Verdict> {
-    let name = &request.run.spec.provider_ref.name;
+/// The provider of that name, when it is ready.
+///
+/// # Errors
+/// What is waited for.
+pub(crate) fn ready_provider<'a>(name: &str, found: &'a Provider) -> Result<&'a SubagentProvider, Verdict> {
     let waits = |reason, message| Verdict::Waits(Refusal { reason, message });
-    if let Provider::Undecodable(how) = request.provider {
+    if let Provider::Undecodable(how) = found {
         return Err(waits(
             Reason::ProviderNotReady,
             format!("{WAITING}SubagentProvider {name}: it does not decode; correct or delete it: {how}"),
         ));
     }
-    let Some(provider) = request.provider.found().filter(|provider| provider.metadata.deletion_timestamp.is_none())
-    else {
+    let Some(provider) = found.found().filter(|provider| provider.metadata.deletion_timestamp.is_none()) else {
         return Err(waits(
             Reason::NoProvider,
             format!(
@@ -249,7 +242,7 @@ fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<
 
 /// What the agent alone could have told is waited for while it may still tell: a manifest directory has no order. What
 /// nobody will tell counts as absent.
-fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdict {
+pub(crate) fn missing(provider: &SubagentProvider, field: &str, capability: &str) -> Verdict {
     let name = provider.metadata.name.as_deref().unwrap_or_default();
     let is_the_agents = capabilities::ADVERTISED.contains(&capability);
     if is_the_agents && probe::is_open(provider) {
@@ -307,14 +300,22 @@ fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
             ),
         ));
     }
+    parameters(spec.parameters.as_ref())
+}
+
+/// Checks parameters.
+///
+/// # Errors
+/// The refusal.
+pub(crate) fn parameters(parameters: Option<&BTreeMap<String, String>>) -> Result<(), Verdict> {
     // No environment can hold it; the container's runtime would refuse the pod, and nothing would name the parameter.
-    if let Some((key, _)) = spec.parameters.iter().flatten().find(|(_, value)| value.contains('\0')) {
+    if let Some((key, _)) = parameters.into_iter().flatten().find(|(_, value)| value.contains('\0')) {
         return Err(refuse(
             Reason::InvalidArgs,
             format!("spec.parameters.{key} holds a NUL character, which no environment variable can; remove it"),
         ));
     }
-    let size: usize = spec.parameters.iter().flatten().map(|(key, value)| key.len() + value.len()).sum();
+    let size: usize = parameters.into_iter().flatten().map(|(key, value)| key.len() + value.len()).sum();
     if size > bounds::PARAMETERS_TOTAL {
         return Err(refuse(
             Reason::InvalidArgs,
@@ -322,159 +323,4 @@ fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
         ));
     }
     Ok(())
-}
-
-/// Contract c11 to c15: depth, cap and ancestors.
-fn lineage(request: &Request<'_>) -> Result<(Lineage, Option<i32>), Verdict> {
-    let run = request.run;
-    let own_uid = run.metadata.uid.clone().unwrap_or_default();
-    let (lineage, inherited) = match &run.spec.parent_ref {
-        None => (Lineage { depth: 1, parent_uid: None, root_uid: own_uid, ancestors: vec![] }, None),
-        Some(reference) => {
-            let parent = available_parent(run, reference, request.parent)?;
-            let status = parent.status.clone().unwrap_or_default();
-            let Some(above) = status.lineage else {
-                return Err(Verdict::Waits(Refusal {
-                    reason: Reason::ParentUnavailable,
-                    message: format!("{WAITING}SubagentRun {}, the parent: it is not accepted yet", reference.name),
-                }));
-            };
-            let parent_uid = parent.metadata.uid.clone().unwrap_or_default();
-            let mut ancestors = above.ancestors;
-            ancestors.push(parent_uid.clone());
-            if ancestors.len() > bounds::ANCESTORS {
-                return Err(refuse(
-                    Reason::DepthExceeded,
-                    format!(
-                        "the lineage would have more than {} ancestors; delegate from higher up",
-                        bounds::ANCESTORS
-                    ),
-                ));
-            }
-            let lineage = Lineage {
-                depth: above.depth.saturating_add(1),
-                parent_uid: Some(parent_uid),
-                root_uid: above.root_uid,
-                ancestors,
-            };
-            (lineage, status.descriptor.and_then(|descriptor| descriptor.max_depth))
-        }
-    };
-    let cap = [run.spec.max_depth, inherited].into_iter().flatten().min();
-    if cap.is_some_and(|cap| lineage.depth > cap) {
-        return Err(refuse(
-            Reason::DepthExceeded,
-            format!(
-                "the run would have depth {}, the smallest maxDepth of it and its ancestors is {}; delegate from higher up or raise maxDepth",
-                lineage.depth,
-                cap.unwrap_or_default()
-            ),
-        ));
-    }
-    Ok((lineage, cap))
-}
-
-/// The parent, when it accepts children (contract c14).
-fn available_parent<'a>(
-    run: &SubagentRun,
-    reference: &ParentRef,
-    found: &'a Parent,
-) -> Result<&'a SubagentRun, Verdict> {
-    let parent = bound_parent(run, reference, found)?;
-    let status = parent.status.as_ref();
-    if let Some(why) = why_to_stop(parent) {
-        return Err(unavailable(reference, why));
-    }
-    if status.is_some_and(|status| status.stopping.is_some()) {
-        return Err(unavailable(reference, "is being stopped"));
-    }
-    if let Some(phase) = status.and_then(|status| status.phase).filter(|phase| phase.is_terminal()) {
-        return Err(unavailable(reference, &format!("is {}", phase.as_str())));
-    }
-    Ok(parent)
-}
-
-/// Whether the next pod of an accepted run may be created, as far as its ancestors go; asked right before that. One that
-/// came to its own end is no hindrance: the run was accepted before. But nobody tells an ancestor that is over to stop, so
-/// a cancel from above that was earlier than the run's lineage would pass by: those above it are looked at, up to the first
-/// that is alive. (From there it is as with a live parent: either its stop is seen here, or its list sees the run.)
-///
-/// # Errors
-/// The refusal, or what is waited for.
-pub fn may_start(run: &SubagentRun, reference: &ParentRef, found: &Parent, above: &[Parent]) -> Result<(), Verdict> {
-    let undecodable = |how: &str| {
-        let message = format!("{WAITING}an ancestor that does not decode: {how}");
-        Verdict::Waits(Refusal { reason: Reason::ParentUnavailable, message })
-    };
-    if let Parent::Undecodable(how) = found {
-        return Err(undecodable(how));
-    }
-    if let Some(why) = why_to_stop(bound_parent(run, reference, found)?) {
-        return Err(unavailable(reference, why));
-    }
-    let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
-    let is_recorded = |uid: &String| lineage.is_some_and(|lineage| lineage.ancestors.contains(uid));
-    for ancestor in above {
-        match ancestor {
-            Parent::Undecodable(how) => return Err(undecodable(how)),
-            Parent::Found(one) if one.metadata.uid.as_ref().is_some_and(is_recorded) => {
-                if let Some(why) = why_to_stop(one) {
-                    let name = one.metadata.name.as_deref().unwrap_or_default();
-                    return Err(unavailable(reference, &format!("is over, and {name} above it {why}")));
-                }
-            }
-            _ => return Err(unavailable(reference, "is over, and a run above it does not exist any more")),
-        }
-    }
-    Ok(())
-}
-
-/// Why those below a run are to stop or not to start, if they are. A deadline does not reach them.
-fn why_to_stop(run: &SubagentRun) -> Option<&'static str> {
-    let status = run.status.as_ref();
-    let stopping = status.and_then(|status| status.stopping.as_ref());
-    let is_cancelled = stopping.is_some_and(|stop| stop.reason == Reason::Cancelled.as_str())
-        || status.is_some_and(|status| status.phase == Some(Phase::Cancelled));
-    match run.metadata.deletion_timestamp {
-        Some(_) => Some("is being deleted"),
-        None if run.spec.cancel || is_cancelled => Some("is cancelled"),
-        None => None,
-    }
-}
-
-fn unavailable(reference: &ParentRef, why: &str) -> Verdict {
-    let named = named(reference);
-    refuse(Reason::ParentUnavailable, format!("{named} {why}; name a parent that is running, or leave parentRef out"))
-}
-
-fn named(reference: &ParentRef) -> String {
-    format!("{:?} {}, named in spec.parentRef,", reference.kind, reference.name)
-}
-
-/// The parent that the run names and is bound to.
-fn bound_parent<'a>(run: &SubagentRun, reference: &ParentRef, found: &'a Parent) -> Result<&'a SubagentRun, Verdict> {
-    let named = named(reference);
-    let unavailable = |why| unavailable(reference, why);
-    if reference.kind == ParentKind::Subagent {
-        return Err(unavailable("cannot be a parent: this version knows parents of kind SubagentRun only"));
-    }
-    let parent = match found {
-        Parent::Found(parent) => parent,
-        Parent::Undecodable(_) => return Err(unavailable("does not decode")),
-        Parent::NotAsked | Parent::Missing => return Err(unavailable("does not exist in this namespace")),
-    };
-    let recorded =
-        run.status.as_ref().and_then(|status| status.lineage.as_ref()).and_then(|lineage| lineage.parent_uid.as_ref());
-    for expected in [reference.uid.as_ref(), recorded].into_iter().flatten() {
-        if parent.metadata.uid.as_ref() != Some(expected) {
-            return Err(refuse(
-                Reason::Unauthorized,
-                format!("{named} has another UID than {expected}: it was replaced; name the parent that exists now"),
-            ));
-        }
-    }
-    if parent.metadata.uid == run.metadata.uid {
-        return Err(refuse(Reason::InvalidArgs, "spec.parentRef names the run itself; leave it out".into()));
-    }
-    Ok(parent)
 }

@@ -31,7 +31,7 @@ pub enum Found<'a> {
 /// An id that has left the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Digest of delivery and content.
+    /// Digest of delivery and content, or how it begins.
     pub digest: String,
     /// What became of it.
     pub outcome: Outcome,
@@ -46,6 +46,8 @@ pub struct Facts<'a> {
     pub run: Found<'a>,
     /// What is remembered of ids in the spec that the status does not list.
     pub memory: &'a HashMap<String, Remembered>,
+    /// True when a part of that memory is lost: nobody can tell whether an id is new.
+    pub is_memory_lost: bool,
     /// True while a child of this child is live (contract c45).
     pub has_live_children: bool,
 }
@@ -167,6 +169,12 @@ impl<'a> Inbox<'a> {
                 self.close_cancelled();
                 self.end(None);
             }
+            // A run that comes in the last moment is not named here and never gets a pod.
+            Found::Missing if self.is_deleting() => {
+                self.discard_waiting();
+                self.discard_unborn(activation.epoch);
+                self.new.activation = None;
+            }
             // Its number may be claimed and nothing more.
             Found::Missing => {}
             Found::Foreign => self.skip_number(),
@@ -189,6 +197,17 @@ impl<'a> Inbox<'a> {
         for at in self.in_order(|message| matches!(message.outcome, Outcome::Accepted | Outcome::Parked)) {
             self.conclude(at, Outcome::Discarded, None);
         }
+    }
+
+    /// Discards what was placed on a run that does not exist: no worker ever had it.
+    fn discard_unborn(&mut self, epoch: i64) {
+        for at in self.in_order(|message| !message.outcome.is_terminal() && message.epoch == Some(epoch)) {
+            self.conclude(at, Outcome::Discarded, None);
+        }
+    }
+
+    fn is_deleting(&self) -> bool {
+        self.facts.child.metadata.deletion_timestamp.is_some()
     }
 
     /// The name of the run is taken: the next number has another.
@@ -343,13 +362,17 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Sequences what the status does not list, in the order of the list. The same id again has no effect.
+    /// Sequences what the status does not list, in the order of the list, as far as there is room. The same id again has no
+    /// effect.
     fn take_in(&mut self) {
         for entry in &self.facts.child.spec.messages {
             let digest = digest(entry);
             if let Some(known) = self.new.messages.iter_mut().find(|known| known.id == entry.id) {
                 known.conflict |= known.digest != digest;
                 continue;
+            }
+            if self.new.messages.len() >= bounds::INBOX {
+                break;
             }
             self.new.sequences += 1;
             let mut message = MessageStatus {
@@ -361,7 +384,9 @@ impl<'a> Inbox<'a> {
             };
             if let Some(seen) = self.facts.memory.get(&entry.id) {
                 message.outcome = seen.outcome;
-                message.conflict = seen.digest != digest;
+                message.conflict = !digest.starts_with(&seen.digest);
+            } else if self.facts.is_memory_lost {
+                (message.outcome, message.code) = (Outcome::Rejected, Some(Code::NotDelivered));
             } else if entry.bytes() > bounds::MESSAGE_CONTENT {
                 (message.outcome, message.code) = (Outcome::Rejected, Some(Code::TooLarge));
             }
@@ -371,7 +396,7 @@ impl<'a> Inbox<'a> {
 
     /// Gives accepted messages to the activation, begins one, or closes it.
     fn deliver(&mut self) {
-        let deleting = self.facts.child.metadata.deletion_timestamp.is_some();
+        let deleting = self.is_deleting();
         let is_busy = self.is_busy();
         for at in self.in_order(|message| message.outcome == Outcome::Accepted) {
             let Some(entry) = self.spec(&self.new.messages[at].id) else {
@@ -498,7 +523,7 @@ impl<'a> Inbox<'a> {
         let is_idle = self.report().is_some_and(|report| report.session.is_some() && report.idle);
         let residency = self.facts.child.spec.activation.residency_seconds;
         let now = self.now.clone();
-        let deleting = self.facts.child.metadata.deletion_timestamp.is_some();
+        let deleting = self.is_deleting();
         let Some(activation) = self.activation() else { return };
         if activation.state == ActivationState::Closing {
             return;
@@ -525,7 +550,7 @@ impl<'a> Inbox<'a> {
         };
         let (queued, parked) = (count(&[Outcome::Accepted, Outcome::Queued]), count(&[Outcome::Parked]));
         (self.new.queued_count, self.new.parked_count) = (queued, parked);
-        self.new.phase = Some(if self.facts.child.metadata.deletion_timestamp.is_some() {
+        self.new.phase = Some(if self.is_deleting() {
             SubagentPhase::Terminating
         } else if self.new.activation.is_some() {
             SubagentPhase::Active

@@ -106,6 +106,7 @@ enum Step {
     CancelThrough,
     CancelRun,
     DeleteRun,
+    DeleteChild,
     LoseRun,
     /// A controller reads, computes and writes; then it acts, unless it dies before that.
     Reconcile {
@@ -171,7 +172,8 @@ impl World {
 
     fn advanced(child: &Subagent, run: Option<&SubagentRun>, now: i64) -> SubagentStatus {
         let found = run.map_or(Found::Missing, Found::Ours);
-        let facts = Facts { child, run: found, memory: &HashMap::new(), has_live_children: false };
+        let facts =
+            Facts { child, run: found, memory: &HashMap::new(), is_memory_lost: false, has_live_children: false };
         let new = advance(&facts, at(now));
         let mut again = child.clone();
         again.status = Some(new.clone());
@@ -203,6 +205,7 @@ impl World {
         let Some(name) = self.current() else { return };
         let uid = self.child.status.as_ref().and_then(|status| status.activation.as_ref()?.run_uid.clone());
         match self.runs.get(&name) {
+            None if uid.is_none() && self.child.metadata.deletion_timestamp.is_some() => {}
             None if uid.is_none() => {
                 assert!(self.runs.values().all(is_over), "c36: one activation at a time");
                 let mut run = placing::run(&self.child).unwrap();
@@ -298,6 +301,9 @@ impl World {
                 if let Some(name) = self.current().filter(|name| self.runs.contains_key(name)) {
                     self.runs.get_mut(&name).unwrap().metadata.deletion_timestamp = Some(Time(at(self.now)));
                 }
+            }
+            Step::DeleteChild => {
+                self.child.metadata.deletion_timestamp.get_or_insert(Time(at(self.now)));
             }
             Step::LoseRun => {
                 // Only what is over: its processes are gone, and somebody took the finalizers off.
@@ -445,7 +451,11 @@ impl World {
         let number = |id: &String| id[1..].parse::<usize>().unwrap();
         assert!(self.prompted.is_sorted_by_key(number), "c37: in order: {:?}", self.prompted);
         let parked = status.messages.iter().filter(|message| message.outcome == Outcome::Parked).count();
-        let phase = if parked > 0 { SubagentPhase::Parked } else { SubagentPhase::Settled };
+        let phase = match (&self.child.metadata.deletion_timestamp, parked) {
+            (Some(_), _) => SubagentPhase::Terminating,
+            (None, 0) => SubagentPhase::Settled,
+            (None, _) => SubagentPhase::Parked,
+        };
         assert_eq!(status.phase, Some(phase));
     }
 }
@@ -482,6 +492,25 @@ proptest! {
         let mut world = World::new();
         world.step(&Step::Append(Delivery::Queue, true));
         for step in &steps {
+            world.step(step);
+        }
+        world.drain();
+        world.check();
+    }
+
+    /// c47: also when it is deleted at any moment in between.
+    #[test]
+    fn c47_a_deleted_child_comes_to_rest(
+        before in prop::collection::vec(step(), 1..60),
+        after in prop::collection::vec(step(), 0..30),
+    ) {
+        let mut world = World::new();
+        world.step(&Step::Append(Delivery::Queue, true));
+        for step in &before {
+            world.step(step);
+        }
+        world.step(&Step::DeleteChild);
+        for step in &after {
             world.step(step);
         }
         world.drain();
@@ -638,7 +667,8 @@ fn r12_the_same_id_again_has_no_effect_and_other_content_is_a_conflict() {
     let told =
         |text: &str| Remembered { digest: digest(&entry("x", Delivery::Queue, Some(text))), outcome: Outcome::Claimed };
     let memory = HashMap::from([("m1".to_owned(), told("a")), ("m2".to_owned(), told("other"))]);
-    let facts = Facts { child: &child, run: Found::Missing, memory: &memory, has_live_children: false };
+    let facts =
+        Facts { child: &child, run: Found::Missing, memory: &memory, is_memory_lost: false, has_live_children: false };
     let new = advance(&facts, at(0));
     let seen: Vec<_> = new.messages.iter().map(|message| (message.outcome, message.conflict)).collect();
     assert_eq!(seen, [(Outcome::Claimed, false), (Outcome::Claimed, true)]);
@@ -646,14 +676,61 @@ fn r12_the_same_id_again_has_no_effect_and_other_content_is_a_conflict() {
 }
 
 #[test]
+fn r12_with_a_part_of_the_memory_lost_no_new_id_is_taken() {
+    let mut child = child();
+    child.spec.messages = vec![entry("m1", Delivery::Queue, Some("a")), entry("m2", Delivery::Queue, Some("b"))];
+    let seen = Remembered { digest: digest(&child.spec.messages[0])[..20].into(), outcome: Outcome::Claimed };
+    let memory = HashMap::from([("m1".to_owned(), seen)]);
+    let facts =
+        Facts { child: &child, run: Found::Missing, memory: &memory, is_memory_lost: true, has_live_children: false };
+    let new = advance(&facts, at(0));
+    let seen: Vec<_> = new.messages.iter().map(|message| (message.outcome, message.code, message.conflict)).collect();
+    assert_eq!(
+        seen,
+        [(Outcome::Claimed, None, false), (Outcome::Rejected, Some(Code::NotDelivered), false)],
+        "what is remembered still is"
+    );
+    assert_eq!(new.epochs, 0);
+}
+
+fn alone<'a>(child: &'a Subagent, memory: &'a HashMap<String, Remembered>) -> Facts<'a> {
+    Facts { child, run: Found::Missing, memory, is_memory_lost: false, has_live_children: false }
+}
+
+#[test]
+fn t5_no_more_is_taken_in_than_the_status_holds() {
+    let mut child = child();
+    let ids: Vec<_> = (0..bounds::INBOX).map(|number| format!("m{number}")).collect();
+    child.spec.messages = ids.iter().map(|id| entry(id, Delivery::Steer, Some("t"))).collect();
+    let memory = HashMap::new();
+    child.status = Some(advance(&alone(&child, &memory), at(0)));
+    // Somebody's tool replaced the list, as it may: all of it is over.
+    child.spec.messages = vec![entry("next", Delivery::Queue, Some("t"))];
+    let full = advance(&alone(&child, &memory), at(1));
+    assert_eq!((full.messages.len(), full.epochs), (bounds::INBOX, 0), "it waits until there is room");
+}
+
+#[test]
 fn d2_a_foreign_run_under_the_name_costs_its_number() {
     let mut child = child();
     child.spec.messages = vec![entry("m1", Delivery::Queue, Some("a"))];
     child.status = Some(advance(
-        &Facts { child: &child, run: Found::Missing, memory: &HashMap::new(), has_live_children: false },
+        &Facts {
+            child: &child,
+            run: Found::Missing,
+            memory: &HashMap::new(),
+            is_memory_lost: false,
+            has_live_children: false,
+        },
         at(0),
     ));
-    let facts = Facts { child: &child, run: Found::Foreign, memory: &HashMap::new(), has_live_children: false };
+    let facts = Facts {
+        child: &child,
+        run: Found::Foreign,
+        memory: &HashMap::new(),
+        is_memory_lost: false,
+        has_live_children: false,
+    };
     let new = advance(&facts, at(1));
     let activation = new.activation.unwrap();
     assert_eq!((new.epochs, activation.epoch, new.messages[0].epoch), (2, 2, Some(2)));
@@ -663,7 +740,13 @@ fn d2_a_foreign_run_under_the_name_costs_its_number() {
 #[test]
 fn c45_a_child_with_live_children_waits() {
     let world = play("+q d");
-    let facts = Facts { child: &world.child, run: Found::Missing, memory: &HashMap::new(), has_live_children: true };
+    let facts = Facts {
+        child: &world.child,
+        run: Found::Missing,
+        memory: &HashMap::new(),
+        is_memory_lost: false,
+        has_live_children: true,
+    };
     assert_eq!(advance(&facts, at(9)).phase, Some(SubagentPhase::Waiting));
 }
 

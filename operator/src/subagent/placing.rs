@@ -95,7 +95,7 @@ pub fn run(child: &Subagent) -> Option<SubagentRun> {
                 subagent_ref: SubagentRef { name: name.clone(), uid: uid.clone() },
                 epoch: activation.epoch,
                 session,
-                inbox: Inbox::Open,
+                inbox: if activation.state == ActivationState::Closing { Inbox::Closed } else { Inbox::Open },
             }),
             parameters: spec.parameters.clone(),
             agent_options: spec.agent_options.clone(),
@@ -105,6 +105,7 @@ pub fn run(child: &Subagent) -> Option<SubagentRun> {
             active_deadline_seconds: settings.active_deadline_seconds,
             idle_deadline_seconds: settings.idle_deadline_seconds,
             messages: placed(child, activation.epoch),
+            cancel: is_cancelled(child, activation),
             ..SubagentRunSpec::default()
         },
     );

@@ -2,6 +2,7 @@
 
 use super::{
     agent::{AgentEvent, RunningAgent},
+    share::Share,
     upload::{self, Upload},
 };
 use crate::{
@@ -30,10 +31,6 @@ use tokio::{
 /// A stage before the turn that takes longer than this is reported, so that a deadline can name it. Agents take up to
 /// five seconds for `initialize` and `session/new`, and a report costs a write to the API.
 const SLOW_STAGE: Duration = Duration::from_secs(5);
-
-/// Frames of the agent that are handled in one go. An agent that writes without pause never lets this task wait, and the
-/// link, the writers and the timers share its thread.
-const FRAMES_IN_A_ROW: u32 = 64;
 
 /// Why the work does not go on.
 #[derive(Debug)]
@@ -84,8 +81,8 @@ pub struct Attempt {
     pub(super) output: Output,
     /// The end that waits until its result is stored.
     pub(super) upload: Option<Upload>,
-    /// Frames handled since the other tasks had their turn.
-    in_a_row: u32,
+    /// What the other tasks of the thread are owed.
+    share: Share,
     /// Number of the prompt's request, while its response is awaited.
     pub(super) open_prompt: Option<u64>,
     /// Messages of an activation.
@@ -154,7 +151,7 @@ impl Attempt {
             slow_at: None,
             output: Output::new(MAX_INLINE_RESULT_BYTES, false),
             upload: None,
-            in_a_row: 0,
+            share: Share::default(),
             open_prompt: None,
             inbox: Inbox::default(),
             turn: Turn::None,
@@ -230,10 +227,7 @@ impl Attempt {
 
     /// Waits for the next thing that happens, at most until `deadline`. Reports what is due on the way.
     pub async fn next(&mut self, deadline: Option<Instant>) -> Wake {
-        if self.in_a_row >= FRAMES_IN_A_ROW {
-            self.in_a_row = 0;
-            tokio::task::yield_now().await;
-        }
+        self.share.give().await;
         loop {
             self.link.post(&self.ledger);
             let flush_at = self.ledger.flush_at().map(Instant::from_std);
@@ -255,7 +249,7 @@ impl Attempt {
                     self.ledger.publish(now());
                 }
                 event = next_of(agent) => {
-                    self.in_a_row += 1;
+                    self.share.used();
                     return Wake::Agent(event);
                 }
             }

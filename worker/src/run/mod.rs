@@ -10,6 +10,7 @@ mod handshake;
 mod narrate;
 mod probe;
 mod serve;
+mod share;
 mod stop;
 mod turn;
 mod upload;

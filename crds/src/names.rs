@@ -43,6 +43,8 @@ pub const UNREFERENCED_ANNOTATION: &str = "subagents.dev/unreferenced-since";
 /// Annotation a person sets on a run to release it when the proof of stop can never come (a node that is gone for good).
 /// Its value is the UID of the pod that is known to be dead.
 pub const RELEASE_ANNOTATION: &str = "subagents.dev/release-pod";
+/// Annotation on a run that was cancelled together with one above it: that one's name. For a person reading.
+pub const CANCELLED_BY_ANNOTATION: &str = "subagents.dev/cancelled-by";
 /// Finalizer of a run: it leaves once every worker pod is proven stopped.
 pub const RUN_FINALIZER: &str = "subagents.dev/run-stopped";
 /// Second finalizer of an activation's run: it leaves once the child's status holds what became of every message.

@@ -475,6 +475,15 @@ fn idle_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
     Some(last + Duration::from_secs(seconds.unsigned_abs()))
 }
 
+/// How a run that is to stop was told so, for a person.
+fn how_cancelled(run: &SubagentRun) -> String {
+    match status::cancelled_with(run) {
+        _ if !run.spec.cancel => "the run is being deleted".into(),
+        Some(name) => format!("cancelled together with SubagentRun {name} above it"),
+        None => "spec.cancel is true".into(),
+    }
+}
+
 /// Why the run must be stopped now, if it must.
 fn stop_reason(
     world: &World,
@@ -484,8 +493,7 @@ fn stop_reason(
 ) -> Option<(Reason, String)> {
     let run = &world.run;
     if wants_stop(run) {
-        let how = if run.spec.cancel { "spec.cancel is true" } else { "the run is being deleted" };
-        return Some((Reason::Cancelled, how.into()));
+        return Some((Reason::Cancelled, how_cancelled(run)));
     }
     let problem = observed.and_then(|observed| observed.problem.as_ref());
     if let Some(problem) = problem.filter(|problem| problem.is_final) {

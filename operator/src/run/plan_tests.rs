@@ -529,6 +529,24 @@ fn c31_an_end_without_a_result_says_what_was_in_the_way(#[case] extra: Value) {
     assert!(message.contains("In the way was: no room in quota contents. "), "{message}");
 }
 
+#[rstest]
+#[case::by_itself(json!({}), "spec.cancel is true", false)]
+#[case::with_one_above(json!({"subagents.dev/cancelled-by": "root"}), "cancelled together with SubagentRun root above it", true)]
+fn c51_a_run_says_with_whom_it_was_cancelled(#[case] annotations: Value, #[case] stopping: &str, #[case] named: bool) {
+    let asked = json!({"metadata": {"annotations": annotations}, "spec": {"cancel": true}});
+    let mut world = world(run(merged(merged(with_pod(), report(json!({}))), asked)), Some(running()));
+    let recorded = status(next(&world, at(5)));
+    assert_eq!(recorded.message.as_deref(), Some(stopping));
+    world.run.status = Some(recorded);
+    let mut done = serde_json::to_value(&world.run).unwrap();
+    done = merged(done, finished("Aborted", "Cancelled"));
+    world.run = serde_json::from_value(done).unwrap();
+    world.pod = Some(exited());
+    let ended = status(next(&world, at(6)));
+    assert_eq!(ended.phase, Some(Phase::Cancelled));
+    assert_eq!(ended.message.unwrap().contains("together with SubagentRun root"), named);
+}
+
 #[test]
 fn c27_a_cancel_is_recorded_first_and_the_worker_decides_the_race() {
     let cancelled = merged(merged(with_pod(), report(json!({}))), json!({"spec": {"cancel": true}}));

@@ -327,6 +327,12 @@ pub fn stopping(
     new
 }
 
+/// The run above that this one was cancelled with, if it was. Only a word for a person: who may update the run may write it.
+pub fn cancelled_with(run: &SubagentRun) -> Option<String> {
+    let name = run.metadata.annotations.as_ref()?.get(names::CANCELLED_BY_ANNOTATION)?;
+    run.spec.cancel.then(|| conditions::cut(name, subagent_crds::bounds::NAME_LENGTH))
+}
+
 /// The run is over. A run that did start says so even when it is noticed only now (contract c10).
 pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now: Timestamp) -> SubagentRunStatus {
     let mut new = leave_queue(&fold(old), now);
@@ -341,7 +347,10 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
     new.reason = Some(outcome.reason.to_string());
     new.diagnostic = outcome.diagnostic.as_ref().map(|text| conditions::cut(text, subagent_crds::bounds::DIAGNOSTIC));
     new.finished_at = Some(Time(now));
-    say(&mut new, &outcome.message);
+    let with = cancelled_with(run).filter(|_| outcome.reason == Reason::Cancelled);
+    let with = with.map(|name| format!(" It was cancelled together with SubagentRun {name} above it."));
+    let message = format!("{}{}", outcome.message, with.unwrap_or_default());
+    say(&mut new, &message);
     if let Some(attempt) = new.attempts.first_mut() {
         attempt.reason = Some(outcome.reason.to_string());
     }
@@ -352,8 +361,8 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
         set(run, &mut new, conditions::INTERRUPTED, Status::True, outcome.reason.as_str(), message, now);
     }
     let succeeded = outcome.phase == Phase::Completed;
-    set(run, &mut new, conditions::SUCCEEDED, succeeded.into(), outcome.reason.as_str(), &outcome.message, now);
-    set(run, &mut new, conditions::FINISHED, Status::True, outcome.phase.as_str(), &outcome.message, now);
+    set(run, &mut new, conditions::SUCCEEDED, succeeded.into(), outcome.reason.as_str(), &message, now);
+    set(run, &mut new, conditions::FINISHED, Status::True, outcome.phase.as_str(), &message, now);
     new
 }
 

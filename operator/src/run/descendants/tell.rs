@@ -27,10 +27,10 @@ pub async fn stop(context: &Context, run: &SubagentRun, found: &[Descendant]) ->
     for one in found {
         levels.entry(one.depth).or_default().push(one);
     }
-    let mut failures = vec![];
+    let (mut failures, own_name) = (vec![], run.name_any());
     for level in levels.values() {
         let asked = level.iter().filter(|one| one.is_to_cancel());
-        failures.extend(each(asked, |one| cancel(context, &runs, one)).await);
+        failures.extend(each(asked, |one| cancel(context, &runs, one, &own_name)).await);
     }
     if let Some(since) = deleting_since(run) {
         for level in levels.values().rev() {
@@ -54,12 +54,18 @@ where
     answers.into_iter().filter_map(|answer| answer.err().map(|error| error.to_string())).collect()
 }
 
-/// Sets `spec.cancel`. The UID is a precondition: another run of that name is nobody's descendant.
-async fn cancel(context: &Context, runs: &Api<Guarded<SubagentRun>>, one: &Descendant) -> Result<(), Error> {
+/// Sets `spec.cancel`, and says with whom. The UID is a precondition: another run of that name is nobody's descendant.
+async fn cancel(
+    context: &Context,
+    runs: &Api<Guarded<SubagentRun>>,
+    one: &Descendant,
+    with: &str,
+) -> Result<(), Error> {
     if one.undecodable.is_some() && orphans::is_stopping(context, runs, &one.name).await? {
         return Ok(());
     }
-    let patch = json!({"metadata": {"uid": one.uid}, "spec": {"cancel": true}});
+    let annotations = json!({names::CANCELLED_BY_ANNOTATION: with});
+    let patch = json!({"metadata": {"uid": one.uid, "annotations": annotations}, "spec": {"cancel": true}});
     let params = PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() };
     let what = format!("cancelling {}", one.name);
     match missing_is_done(api::write(what, runs.patch(&one.name, &params, &Patch::Merge(&patch))).await) {

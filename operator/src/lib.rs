@@ -18,6 +18,7 @@ pub mod process;
 pub mod provider;
 pub mod run;
 pub mod schema_subset;
+pub mod session_store;
 pub mod settings;
 pub mod subagent;
 pub mod uninstall;

@@ -1,0 +1,79 @@
+//! What is there, and what goes.
+
+use super::{Key, Store, StoreError, key::is_uid};
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use k8s_openapi::jiff::Timestamp;
+use object_store::{ObjectStoreExt, path::Path};
+
+/// A checkpoint that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub key: Key,
+    /// In bytes.
+    pub size: u64,
+    /// When it was written, by the store's clock.
+    pub written: Timestamp,
+}
+
+impl Store {
+    /// Every checkpoint that is there. What has another kind of name is somebody else's, and left out.
+    pub fn list(&self) -> BoxStream<'_, Result<Entry, StoreError>> {
+        let listed = self.objects.list(None);
+        let entries = stream::unfold(listed, move |mut listed| async move {
+            let next = self.step(async { listed.next().await.transpose() }).await.transpose()?;
+            Some((next, listed))
+        });
+        let entries = entries.try_filter_map(|found| async move {
+            let written = Timestamp::from_second(found.last_modified.timestamp()).unwrap_or(Timestamp::MAX);
+            let key = Key::parse(found.location.as_ref());
+            Ok(key.map(|key| Entry { key, size: found.size, written }))
+        });
+        entries.boxed()
+    }
+
+    /// Removes one checkpoint; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        self.remove_path(key.path()).await
+    }
+
+    pub(super) async fn remove_path(&self, path: Path) -> Result<(), StoreError> {
+        use object_store::Error::NotFound;
+        let objects = self.objects.clone();
+        self.step(async move {
+            match objects.delete(&path).await {
+                Ok(()) | Err(NotFound { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+        .await
+    }
+
+    /// Removes everything of a child, by the UID of its Subagent (contract c47). Whoever calls it has the proof that nobody
+    /// writes more of it. It can be repeated; a child that has nothing is no error.
+    ///
+    /// # Errors
+    /// [`StoreError`]; some of it may be gone then.
+    pub async fn delete_prefix(&self, child_uid: &str) -> Result<(), StoreError> {
+        if !is_uid(child_uid) {
+            // No checkpoint was ever stored under it.
+            return Ok(());
+        }
+        if let Some(folder) = &self.folder {
+            let child = folder.join(child_uid);
+            let done = self.blocking(format!("removing {}", child.display()), move || super::folder::remove(&child));
+            return done.await;
+        }
+        let mut listed = self.objects.list(Some(&Path::from(child_uid)));
+        while let Some(found) = self.step(async { listed.next().await.transpose() }).await? {
+            self.remove_path(found.location).await?;
+        }
+        Ok(())
+    }
+}

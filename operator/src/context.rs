@@ -1,6 +1,6 @@
 //! What every reconcile needs.
 
-use crate::{announcements::Announcements, metrics::Metrics, settings::Settings};
+use crate::{announcements::Announcements, metrics::Metrics, session_store::Store, settings::Settings};
 use kube::{Client, runtime::events::Recorder};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -18,6 +18,8 @@ pub struct Context {
     pub announcements: Announcements,
     /// Metrics.
     pub metrics: Arc<Metrics>,
+    /// Where checkpoints lie; none when no store is set.
+    pub store: Option<Arc<Store>>,
     /// PEM bundle of the gateway's roots.
     pub roots: watch::Receiver<Arc<str>>,
 }

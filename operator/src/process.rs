@@ -9,6 +9,7 @@ use crate::{
     metrics::Metrics,
     pki::{Distribution, Keeper, Pki, PkiSettings},
     provider, run,
+    session_store::Store,
     settings::Settings,
     watching::Scope,
 };
@@ -36,6 +37,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// successor reads everything from the API server.
 pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
+    let store = session_store(&settings.session_store)?;
     let metrics = Arc::new(Metrics::new());
     let health = Health::new();
     let mut parts: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
@@ -58,8 +60,11 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
     };
     spawn(&mut parts, "certificates", ok(keeper.run(shutdown.clone())));
     let listener = TcpListener::bind(settings.link_address).await.context("gateway address")?;
-    let gateway_settings =
-        GatewaySettings { namespaces: settings.namespaces(), max_result_bytes: settings.max_result_bytes };
+    let gateway_settings = GatewaySettings {
+        namespaces: settings.namespaces(),
+        max_result_bytes: settings.max_result_bytes,
+        store: store.clone(),
+    };
     let (gateway_client, gateway_pki, gateway_metrics) = (client.clone(), pki.clone(), metrics.clone());
     let gateway_shutdown = shutdown.clone();
     spawn(&mut parts, "gateway", async move {
@@ -86,6 +91,7 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         ),
         announcements,
         metrics,
+        store,
         roots: pki.roots(),
     };
     let scopes = Scope::of(&context.settings.namespaces());
@@ -105,6 +111,23 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
     shutdown.cancel();
     result.with_context(|| part)?;
     bail!("{part} ended by itself");
+}
+
+/// The session store that the settings name. Whether it can be used is only told here: runs that need none start without it.
+fn session_store(setting: &str) -> anyhow::Result<Option<Arc<Store>>> {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let store = Store::open(setting, std::env::vars_os().filter_map(text))?.map(Arc::new);
+    if let Some(store) = store.clone() {
+        tokio::spawn(async move {
+            match store.check().await {
+                Ok(()) => tracing::info!(url = store.url(), "the session store can be written and read"),
+                Err(error) => tracing::error!(%error, "no continuable child can start or store a turn"),
+            }
+        });
+    }
+    Ok(store)
 }
 
 /// Certificates, as soon as the API server gives them. A process that ended without one would be started again later and

@@ -31,6 +31,11 @@ pub struct Settings {
     /// Largest result of a run in bytes, at most 8388608.
     #[arg(long, env = "SUBAGENT_MAX_RESULT_BYTES", default_value_t = subagent_crds::bounds::RESULT)]
     pub max_result_bytes: i64,
+    /// Where checkpoints of continuable children lie: file:///FOLDER, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
+    /// az://CONTAINER/PREFIX. Empty: nowhere, and no continuable child starts. What a cloud needs besides is in the environment,
+    /// in the variables that its own tools read (AWS_*, GOOGLE_*, AZURE_*). No two installations may share a place.
+    #[arg(long, env = "SUBAGENT_SESSION_STORE", default_value = "")]
+    pub session_store: String,
     /// Name of the Lease of the leader election.
     #[arg(long, env = "SUBAGENT_LEASE_NAME", default_value = "subagent-operator")]
     pub lease_name: String,

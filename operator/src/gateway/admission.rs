@@ -16,7 +16,7 @@ use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use std::time::Duration;
-use subagent_crds::SubagentRun;
+use subagent_crds::{SubagentProviderSpec, SubagentRun};
 use subagent_link::{Assignment, RefusalReason};
 
 /// Longest time for all reads of an admission together. Below the time after which a worker takes a silent gateway for
@@ -32,8 +32,23 @@ pub(super) struct Admitted {
     pub stop: Option<String>,
     /// For a worker without memory.
     pub assignment: Option<Box<Assignment>>,
-    /// True for an activation of a continuable child, which has an inbox.
-    pub is_activation: bool,
+    /// The child whose activation it is, which has an inbox and checkpoints.
+    pub child: Option<Child>,
+}
+
+/// Which activation of which child.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Child {
+    /// UID of the Subagent.
+    pub uid: String,
+    pub epoch: i64,
+}
+
+impl Child {
+    pub fn of(run: &SubagentRun) -> Option<Self> {
+        let activation = run.spec.activation.as_ref()?;
+        Some(Self { uid: activation.subagent_ref.uid.clone(), epoch: activation.epoch })
+    }
 }
 
 impl Gateway {
@@ -63,8 +78,8 @@ impl Gateway {
         } else {
             None
         };
-        let is_activation = run.spec.activation.is_some();
-        Ok(Admitted { place, stored: Stored::of(&run), stop, assignment, is_activation })
+        let child = Child::of(&run);
+        Ok(Admitted { place, stored: Stored::of(&run), stop, assignment, child })
     }
 
     /// Reads the run anew, for what its inbox holds.
@@ -76,10 +91,10 @@ impl Gateway {
 
     /// The same fence for a request beside the link. What is at stake is who speaks: a worker that lost its memory gets
     /// no assignment and has nothing to send.
-    pub async fn fence(&self, token: String, run_uid: String, attempt: i32) -> Result<Place, Refusal> {
+    pub async fn fence(&self, token: String, run_uid: String, attempt: i32) -> Result<(Place, SubagentRun), Refusal> {
         let fence = async {
             let identity = auth::review(&self.client, token).await?;
-            Ok(self.place(identity, run_uid, attempt, i64::MAX).await?.0)
+            self.place(identity, run_uid, attempt, i64::MAX).await
         };
         tokio::time::timeout(ADMISSION_TIMEOUT, fence).await.unwrap_or_else(|_| {
             Err(Refusal::later(RefusalReason::Unavailable, "the API server did not answer in time"))
@@ -109,24 +124,28 @@ impl Gateway {
         Ok((Place { namespace, run_name, claim }, run))
     }
 
-    /// The assignment, with the provider as it was when the run was accepted (contract c2).
+    /// The assignment, from the run and its provider.
     async fn assignment(&self, namespace: &str, run: &SubagentRun) -> Result<Assignment, Refusal> {
+        let provider = self.provider(namespace, run).await?;
+        assignment::build(run, &provider, self.max_result_bytes)
+            .map_err(|error| Refusal::last(RefusalReason::Invalid, error.to_string()))
+    }
+
+    /// The provider as it was when the run was accepted (contract c2).
+    pub async fn provider(&self, namespace: &str, run: &SubagentRun) -> Result<SubagentProviderSpec, Refusal> {
         let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
         let Some(descriptor) = descriptor else {
             return Err(Refusal::later(RefusalReason::NotYet, "the run is not accepted yet"));
         };
-        let provider =
-            revision::read(&self.client, namespace, &descriptor.provider_revision).await.map_err(|error| {
-                tracing::warn!(namespace, run = run.metadata.name, %error, "no assignment");
-                // What is gone or replaced stays so: the worker ends, and the controller says why the run did.
-                if error.is_final() {
-                    Refusal::last(RefusalReason::Invalid, error.to_string())
-                } else {
-                    Refusal::later(RefusalReason::Unavailable, "the provider's revision could not be read")
-                }
-            })?;
-        assignment::build(run, &provider, self.max_result_bytes)
-            .map_err(|error| Refusal::last(RefusalReason::Invalid, error.to_string()))
+        revision::read(&self.client, namespace, &descriptor.provider_revision).await.map_err(|error| {
+            tracing::warn!(namespace, run = run.metadata.name, %error, "the provider's revision was not read");
+            // What is gone or replaced stays so: the worker ends, and the controller says why the run did.
+            if error.is_final() {
+                Refusal::last(RefusalReason::Invalid, error.to_string())
+            } else {
+                Refusal::later(RefusalReason::Unavailable, "the provider's revision could not be read")
+            }
+        })
     }
 }
 

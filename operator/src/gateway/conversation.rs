@@ -2,7 +2,7 @@
 
 use super::{
     Gateway,
-    admission::Admitted,
+    admission::{Admitted, Child},
     connections::Seat,
     fence::{Refusal, reason_name},
     inbox, snapshot,
@@ -77,7 +77,7 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
     };
     let shutdown = &gateway.shutdown;
     let (version, admitted) = shutdown.run_until_cancelled(hello).await.ok_or_else(going_away)??;
-    let Admitted { place, stored, stop, assignment, is_activation } = admitted;
+    let Admitted { place, stored, stop, assignment, child } = admitted;
     let place = Arc::new(place);
     let seat = gateway.connections.join(&place.claim.run_uid, stop.as_deref());
     tracing::info!(
@@ -100,7 +100,8 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
         storing: None,
         told: inbox::Told::default(),
         // What changed between admission and the seat was seen by nobody: the first look is after it.
-        reading: is_activation.then(|| gateway.read_run(&place)),
+        reading: child.is_some().then(|| gateway.read_run(&place)),
+        child,
     };
     conversation.run(worker, seat).await
 }
@@ -110,6 +111,8 @@ struct Conversation<'a> {
     gateway: &'a Arc<Gateway>,
     place: Arc<Place>,
     stored: Stored,
+    /// The child whose activation it is.
+    child: Option<Child>,
     /// The newest report that waits while another one is being stored: a queue of one, since snapshots are cumulative.
     pending: Option<Pending>,
     storing: Option<BoxFuture<'static, Result<Stored, Refusal>>>,
@@ -197,6 +200,7 @@ impl Conversation<'_> {
             return worker.send(&GatewayMessage::Ack { seq: stored }).await;
         }
         let report = snapshot::report(&self.gateway.rules, claim, seq, &snapshot).map_err(invalid)?;
+        snapshot::checkpoint(&report, self.child.as_ref()).map_err(invalid)?;
         let limit = self.gateway.max_result_bytes;
         let result = result.map(|result| snapshot::result(claim, &result, limit)).transpose().map_err(invalid)?;
         let transcript = transcript.map(|tail| snapshot::transcript(&tail)).transpose().map_err(invalid)?;

@@ -1,6 +1,6 @@
 //! TCP, TLS, and the routes: the upgrade to a WebSocket, and uploads.
 
-use super::{Gateway, auth, conversation, upload};
+use super::{Gateway, auth, checkpoint, conversation, upload};
 use axum::{
     Extension, Router,
     body::Body,
@@ -16,7 +16,9 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use std::{sync::Arc, time::Duration};
-use subagent_link::{LINK_PATH, MAX_MESSAGE_BYTES, RESULT_PATH, ResultUpload};
+use subagent_link::{
+    CHECKPOINT_PATH, CheckpointDownload, CheckpointUpload, LINK_PATH, MAX_MESSAGE_BYTES, RESULT_PATH, ResultUpload,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -55,7 +57,11 @@ pub(super) async fn serve(
     let conversations = TaskTracker::new();
     let shutdown = gateway.shutdown.clone();
     let shared = Shared { gateway, conversations: conversations.clone() };
-    let router = Router::new().route(LINK_PATH, any(link)).route(RESULT_PATH, put(result)).with_state(shared);
+    let router = Router::new()
+        .route(LINK_PATH, any(link))
+        .route(RESULT_PATH, put(result))
+        .route(CHECKPOINT_PATH, put(take_checkpoint).get(give_checkpoint))
+        .with_state(shared);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -109,6 +115,23 @@ async fn result(
     body: Body,
 ) -> Response {
     upload::put(&shared.gateway, &headers, announced, body).await.into_response()
+}
+
+async fn take_checkpoint(
+    State(shared): State<Shared>,
+    Query(announced): Query<CheckpointUpload>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    checkpoint::put(&shared.gateway, &headers, announced, body).await
+}
+
+async fn give_checkpoint(
+    State(shared): State<Shared>,
+    Query(wanted): Query<CheckpointDownload>,
+    headers: HeaderMap,
+) -> Response {
+    checkpoint::get(&shared.gateway, &headers, wanted).await
 }
 
 async fn link(

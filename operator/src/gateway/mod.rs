@@ -12,12 +12,14 @@
 //! - `conversation`: one connection from hello to end.
 //! - `snapshot`, `store`: checks a report, archives the transcript, proves an uploaded result, writes the status.
 //! - `upload`: takes a result that fits no message.
+//! - `checkpoint`: takes and gives the copies of agents' sessions.
 //! - `connections`, `cancels`: which runs are connected here, and which of them are being stopped.
 
 mod admission;
 mod assignment;
 mod auth;
 mod cancels;
+mod checkpoint;
 mod connections;
 mod conversation;
 mod fence;
@@ -29,7 +31,7 @@ mod upload;
 
 pub use snapshot::SchemaError;
 
-use crate::{http::Part, metrics::Metrics, pki::Pki};
+use crate::{http::Part, metrics::Metrics, pki::Pki, session_store::Store};
 use connections::Connections;
 use fence::Refusal;
 use kube::{
@@ -39,7 +41,7 @@ use kube::{
 use snapshot::Rules;
 use std::sync::Arc;
 use subagent_crds::names;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// Settings of the gateway.
@@ -50,6 +52,8 @@ pub struct GatewaySettings {
     /// Largest result in bytes that a worker may report, text and other content together. A number above
     /// [`MAX_RESULT_BYTES`](subagent_link::MAX_RESULT_BYTES) counts as that.
     pub max_result_bytes: i64,
+    /// Where checkpoints lie; none when no store is set.
+    pub store: Option<Arc<Store>>,
 }
 
 /// The gateway cannot run.
@@ -77,7 +81,10 @@ struct Gateway {
     connections: Arc<Connections>,
     recorder: Recorder,
     max_result_bytes: i64,
+    store: Option<Arc<Store>>,
     room: upload::Room,
+    checkpoints: upload::Room,
+    readers: Arc<Semaphore>,
     shutdown: CancellationToken,
 }
 
@@ -113,7 +120,10 @@ pub async fn serve(
         connections: connections.clone(),
         recorder: Recorder::new(client.clone(), Reporter { controller: names::REPORTER.into(), instance: None }),
         max_result_bytes: settings.max_result_bytes.min(most),
+        store: settings.store,
         room: upload::Room::new(),
+        checkpoints: upload::Room::of(checkpoint::ROOM_KIB),
+        readers: checkpoint::readers(),
         shutdown: shutdown.clone(),
     });
     let watching = cancels::follow(client, &settings.namespaces, connections, &ready);

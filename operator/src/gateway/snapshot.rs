@@ -2,8 +2,11 @@
 //!
 //! The bounds are those of the installed schema: it is read from the API types, so there is one source of them.
 
-use super::fence::Claim;
-use crate::archive::{result::Part, transcript::Tail};
+use super::{admission::Child, fence::Claim};
+use crate::{
+    archive::{result::Part, transcript::Tail},
+    session_store,
+};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use regex::Regex;
 use serde_json::Value;
@@ -153,6 +156,19 @@ pub(super) fn report(rules: &Rules, claim: &Claim, seq: i64, snapshot: &Snapshot
     serde_json::from_value(value).map_err(not_json)
 }
 
+/// Checks that the checkpoint is one of this very activation. The next one restores what the report names: a worker must not
+/// name another child's.
+pub(super) fn checkpoint(report: &Report, child: Option<&Child>) -> Result<(), Invalid> {
+    let Some(told) = &report.checkpoint else { return Ok(()) };
+    let Some(child) = child else {
+        return Err(invalid("report.checkpoint", "is for activations of continuable children"));
+    };
+    if told.key != session_store::key(&child.uid, child.epoch, told.turn, &told.digest) {
+        return Err(invalid("report.checkpoint.key", "is not that of a checkpoint of this activation"));
+    }
+    Ok(())
+}
+
 /// A checked result. What was uploaded is to be proven stored before it goes into the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reported {
@@ -226,7 +242,7 @@ pub(super) fn part(part: ResultPart, sha256: &str, size: i64, max_bytes: i64) ->
     Ok(Part { part, sha256: sha256.to_owned(), size })
 }
 
-fn is_digest(text: &str) -> bool {
+pub(super) fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
@@ -309,6 +325,29 @@ mod tests {
         let mut value = full();
         *value.pointer_mut(pointer).unwrap() = bad;
         assert_eq!(report(&rules, &claim(), 1, &snapshot(value)).unwrap_err().path, path);
+    }
+
+    /// Whose session the next activation gets is not for a worker to say.
+    #[rstest]
+    #[case::of_this_activation("child/4/2", 2, true)]
+    #[case::of_another_child("other/4/2", 2, false)]
+    #[case::of_another_epoch("child/3/2", 2, false)]
+    #[case::of_another_turn("child/4/2", 1, false)]
+    #[case::of_another_place("child/4/2/../2", 2, false)]
+    fn c40_a_report_names_checkpoints_of_its_own_activation_only(
+        #[case] place: &str,
+        #[case] turn: i64,
+        #[case] taken: bool,
+    ) {
+        let rules = Rules::of_reports().unwrap();
+        let digest = "0a".repeat(32);
+        let told =
+            json!({"checkpoint": {"key": format!("{place}/{digest}"), "digest": digest, "size": 9, "turn": turn}});
+        let report = report(&rules, &claim(), 1, &snapshot(told.clone())).unwrap();
+        assert_eq!(serde_json::to_value(report.checkpoint.as_ref()).unwrap(), told["checkpoint"], "it is passed on");
+        let child = Child { uid: "child".into(), epoch: 4 };
+        assert_eq!(checkpoint(&report, Some(&child)).is_ok(), taken);
+        assert!(checkpoint(&report, None).is_err(), "a one-shot run has none");
     }
 
     #[test]

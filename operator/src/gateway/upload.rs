@@ -37,16 +37,23 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Room for the contents of uploads.
 pub(super) struct Room {
     kib: Semaphore,
+    all: u32,
     patience: Duration,
 }
 
 impl Room {
+    /// For results.
     pub fn new() -> Self {
-        Self { kib: Semaphore::new(ROOM_KIB as usize), patience: ROOM_TIMEOUT }
+        Self::of(ROOM_KIB)
     }
 
-    async fn take(&self, bytes: i64) -> Result<SemaphorePermit<'_>, Answer> {
-        let kib = u32::try_from(bytes.max(1).unsigned_abs().div_ceil(1024)).unwrap_or(u32::MAX).min(ROOM_KIB);
+    /// Of that many KiB.
+    pub fn of(kib: u32) -> Self {
+        Self { kib: Semaphore::new(kib as usize), all: kib, patience: ROOM_TIMEOUT }
+    }
+
+    pub async fn take(&self, bytes: i64) -> Result<SemaphorePermit<'_>, Answer> {
+        let kib = u32::try_from(bytes.max(1).unsigned_abs().div_ceil(1024)).unwrap_or(u32::MAX).min(self.all);
         let room = tokio::time::timeout(self.patience, self.kib.acquire_many(kib)).await;
         room.ok().and_then(Result::ok).ok_or_else(|| busy("too many uploads at once"))
     }
@@ -55,16 +62,16 @@ impl Room {
 /// What an upload is answered with; the text is for a person reading the worker's log.
 pub(super) type Answer = (StatusCode, String);
 
-fn busy(why: &str) -> Answer {
+pub(super) fn busy(why: &str) -> Answer {
     (StatusCode::SERVICE_UNAVAILABLE, why.to_owned())
 }
 
-fn invalid(error: impl std::fmt::Display) -> Answer {
+pub(super) fn invalid(error: impl std::fmt::Display) -> Answer {
     (StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
 }
 
 /// The statuses of [`subagent_link::refused_for_good`] are for refusals that stay.
-fn refused(refusal: Refusal) -> Answer {
+pub(super) fn refused(refusal: Refusal) -> Answer {
     let status = match (refusal.reason, refusal.retry) {
         (RefusalReason::Unauthenticated, _) => StatusCode::UNAUTHORIZED,
         (_, true) => StatusCode::SERVICE_UNAVAILABLE,
@@ -79,7 +86,7 @@ pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: Res
     let answer = match admit(gateway, headers, upload).await {
         Ok((place, part)) => take(gateway, &place, &part, body).await.err(),
         Err(answer) => {
-            discard(body).await;
+            discard(body, subagent_link::MAX_RESULT_BYTES, DISCARD_TIMEOUT).await;
             Some(answer)
         }
     };
@@ -95,7 +102,7 @@ async fn admit(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload
     };
     let limit = gateway.max_result_bytes;
     let part = snapshot::part(upload.part, &upload.sha256, upload.size, limit).map_err(invalid)?;
-    let place = gateway.fence(token, upload.run_uid, upload.attempt).await.map_err(|refusal| {
+    let (place, _) = gateway.fence(token, upload.run_uid, upload.attempt).await.map_err(|refusal| {
         gateway.refused(&refusal);
         refused(refusal)
     })?;
@@ -109,9 +116,9 @@ async fn take(gateway: &Arc<Gateway>, place: &Place, part: &Part, body: Body) ->
 }
 
 /// Reads a content that is not taken, without keeping it: the end of a connection with unread data could take the answer
-/// along, and the worker would try in vain again and again.
-async fn discard(body: Body) {
-    let mut left = subagent_link::MAX_RESULT_BYTES;
+/// along, and the worker would try in vain again and again. At most that many bytes, and not longer.
+pub(super) async fn discard(body: Body, most: usize, within: Duration) {
+    let mut left = most;
     let mut frames = body.into_data_stream();
     let read = async {
         while let Some(Ok(frame)) = frames.next().await {
@@ -121,7 +128,7 @@ async fn discard(body: Body) {
             }
         }
     };
-    let _ = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
+    let _ = tokio::time::timeout(within, read).await;
 }
 
 /// Reads the content and checks that it is what was announced.

@@ -2,6 +2,7 @@
 //! worker's side of the link is played here, message by message, so that it can also be late, wrong or hostile.
 
 mod certificates;
+mod checkpoints;
 mod election;
 mod fencing;
 mod inbox;

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
-use subagent_crds::{SubagentRun, names};
+use subagent_crds::{SubagentRun, names, provider::SessionState};
 use subagent_link::AUDIENCE;
 use subagent_operator::{
     gateway::{self, GatewayError, GatewaySettings},
@@ -19,12 +19,16 @@ use subagent_operator::{
     metrics::Metrics,
     pki::{Pki, PkiSettings, Timing},
     provider::revision,
+    session_store::Store,
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for anything a test waits for: above the three calls of 15 s each that the gateway may take for one report.
 pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Largest checkpoint that the provider here allows, in bytes: above one part of the store.
+pub const MAX_STATE_BYTES: i64 = 10 * 1024 * 1024;
 
 /// One replica.
 pub struct Replica {
@@ -38,6 +42,11 @@ pub struct Replica {
 impl Replica {
     /// Starts one and waits until it is ready. Replicas of one namespace share their root.
     pub async fn start(namespace: &TestNamespace, client: Client) -> Self {
+        Self::start_with(namespace, client, None).await
+    }
+
+    /// The same with a session store.
+    pub async fn start_with(namespace: &TestNamespace, client: Client, store: Option<Arc<Store>>) -> Self {
         let settings = PkiSettings {
             namespace: namespace.name.clone(),
             secret_name: "gateway-root".into(),
@@ -53,7 +62,7 @@ impl Replica {
         let serving = tokio::spawn({
             let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
             let settings =
-                GatewaySettings { namespaces: vec![namespace.name.clone()], max_result_bytes: 4 * 1024 * 1024 };
+                GatewaySettings { namespaces: vec![namespace.name.clone()], max_result_bytes: 4 * 1024 * 1024, store };
             async move { gateway::serve(listener, settings, client, &pki, metrics, ready, shutdown).await }
         });
         namespace
@@ -80,8 +89,13 @@ pub struct World {
 
 impl World {
     pub async fn new(hint: &str) -> Self {
+        Self::with_store(hint, None).await
+    }
+
+    /// The same with a session store.
+    pub async fn with_store(hint: &str, store: Option<Arc<Store>>) -> Self {
         let namespace = TestNamespace::new(hint).await;
-        let replica = Replica::start(&namespace, namespace.client.clone()).await;
+        let replica = Replica::start_with(&namespace, namespace.client.clone(), store).await;
         Self { namespace, replica }
     }
 
@@ -94,6 +108,7 @@ impl World {
     pub async fn run_with(&self, name: &str, change: impl FnOnce(&mut SubagentRun)) -> SubagentRun {
         let mut provider = make_provider(PROVIDER);
         provider.spec.stop.cancel_grace_seconds = 7;
+        provider.spec.session_state = Some(SessionState { paths: vec!["/state".into()], max_bytes: MAX_STATE_BYTES });
         provider.metadata.namespace = Some(self.namespace.name.clone());
         provider.metadata.uid = Some("provider-uid".into());
         let revision = revision::ensure(&self.namespace.client, &revision::of(&provider)).await.expect("a revision");

@@ -436,6 +436,7 @@ async fn c1_the_sweep_leaves_a_namespace_with_undecodable_objects_alone_and_othe
         recorder: Recorder::new(client.clone(), Reporter::from("a test")),
         announcements: Announcements::start().0,
         metrics: Arc::new(Metrics::new()),
+        store: None,
         roots: watch::channel(Arc::from("")).1,
     };
     for (namespace, expected) in [(&with_old, false), (&without, true)] {

@@ -1,0 +1,318 @@
+//! Checkpoints: taken after a turn, before it counts as done (contract c41), and given back before the agent of the next
+//! activation starts (c40).
+//!
+//! Behind the same fence as a hello. Whose checkpoint it is says the live run and never the worker, so a worker reaches those
+//! of its own child alone. Stateless: any replica takes a repeat.
+
+use super::{
+    Gateway,
+    admission::Child,
+    auth, snapshot,
+    store::Place,
+    upload::{Answer, busy, discard, invalid, refused},
+};
+use crate::session_store::{Content, ContentError, GetError, Key, PART, PutError, Store, StoreError};
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::{Stream, StreamExt, stream};
+use std::{sync::Arc, time::Duration};
+use subagent_crds::SubagentRun;
+use subagent_link::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
+
+/// Memory for checkpoints that are being stored, in KiB: eight large ones, of which each takes a part, or many small ones.
+/// The operator has 512 MiB by default.
+pub(super) const ROOM_KIB: u32 = 64 * 1024;
+/// Most checkpoints that are read at once. Each holds about three pieces of 2 MiB, and one that fits a part the whole.
+pub(super) const READERS: usize = 8;
+/// Longest wait for a place among the readers; beyond it the worker tries again, perhaps at another replica.
+const READER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of a checkpoint that is not taken is read all the same, and for how long, so that its worker gets the answer.
+const DISCARD_BYTES: usize = 1024 * 1024 * 1024;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// An upload that is to be taken.
+struct Announced {
+    place: Place,
+    store: Arc<Store>,
+    key: Key,
+    size: u64,
+}
+
+/// Takes a checkpoint. 200 once it is stored for good.
+pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: CheckpointUpload, body: Body) -> Response {
+    let stored = match admit_upload(gateway, headers, upload).await {
+        Ok(announced) => take(gateway.clone(), announced, body).await,
+        Err(answer) => {
+            // Whoever shows no token is owed no patience.
+            let stranger = answer.0 == StatusCode::UNAUTHORIZED;
+            let most = if stranger { subagent_link::MAX_RESULT_BYTES } else { DISCARD_BYTES };
+            discard(body, most, DISCARD_TIMEOUT).await;
+            Err(answer)
+        }
+    };
+    match stored {
+        Ok(key) => Json(StoredCheckpoint { key }).into_response(),
+        Err(answer) => not_served("checkpoint not taken", answer),
+    }
+}
+
+/// Gives the checkpoint that the run continues from.
+pub(super) async fn get(gateway: &Arc<Gateway>, headers: &HeaderMap, download: CheckpointDownload) -> Response {
+    match find(gateway, headers, download).await {
+        Ok((content, size, reader)) => {
+            let length = (header::CONTENT_LENGTH, HeaderValue::from(size));
+            let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/zstd"));
+            ([length, kind], Body::from_stream(sent(content, reader))).into_response()
+        }
+        Err(answer) => not_served("checkpoint not given", answer),
+    }
+}
+
+fn not_served(what: &'static str, answer: Answer) -> Response {
+    tracing::info!(status = answer.0.as_u16(), message = answer.1, "{what}");
+    answer.into_response()
+}
+
+/// Who uploads, and what: known before a byte of the content is held in memory.
+async fn admit_upload(
+    gateway: &Arc<Gateway>,
+    headers: &HeaderMap,
+    upload: CheckpointUpload,
+) -> Result<Announced, Answer> {
+    let CheckpointUpload { run_uid, attempt, turn, sha256, size } = upload;
+    let (place, run) = fence(gateway, headers, run_uid, attempt).await?;
+    let child = child(&run)?;
+    if turn < 1 || !snapshot::is_digest(&sha256) {
+        return Err(invalid("turn is a number from 1 on, sha256 a SHA-256 in lower-case hex"));
+    }
+    let store = store(gateway, &place)?;
+    let provider = gateway.provider(&place.namespace, &run).await.map_err(refused)?;
+    let Some(state) = provider.session_state else {
+        return Err(invalid("the provider of this run has no spec.sessionState: nothing of it is kept"));
+    };
+    let size = within(size, state.max_bytes)?;
+    let key = Key { child_uid: child.uid, epoch: child.epoch, turn, sha256 };
+    Ok(Announced { place, store, key, size })
+}
+
+fn within(size: i64, max_bytes: i64) -> Result<u64, Answer> {
+    if size > max_bytes {
+        let why = format!("the checkpoint has {size} bytes, the provider's spec.sessionState.maxBytes is {max_bytes}");
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
+    }
+    u64::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| invalid("size is a number from 1 on"))
+}
+
+async fn fence(
+    gateway: &Arc<Gateway>,
+    headers: &HeaderMap,
+    run_uid: String,
+    attempt: i32,
+) -> Result<(Place, SubagentRun), Answer> {
+    let Some(token) = auth::bearer(headers) else {
+        return Err((StatusCode::UNAUTHORIZED, "a bearer token is required".to_owned()));
+    };
+    gateway.fence(token, run_uid, attempt).await.map_err(|refusal| {
+        gateway.refused(&refusal);
+        refused(refusal)
+    })
+}
+
+fn child(run: &SubagentRun) -> Result<Child, Answer> {
+    Child::of(run).ok_or_else(|| invalid("the run is no activation of a continuable child, and has no checkpoints"))
+}
+
+fn store(gateway: &Gateway, place: &Place) -> Result<Arc<Store>, Answer> {
+    gateway.store.clone().ok_or_else(|| {
+        let why = "the operator has no session store: set sessionStore.url of its chart (SUBAGENT_SESSION_STORE)";
+        gateway.warn(place, "CheckpointNotStored", why.to_owned());
+        (StatusCode::INSUFFICIENT_STORAGE, why.to_owned())
+    })
+}
+
+/// A task of its own: when the worker's connection breaks, the upload is still brought to its end, or cleared away.
+async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result<String, Answer> {
+    let storing = tokio::spawn(async move {
+        let Announced { place, store, key, size } = announced;
+        let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
+        let stored = store.put(&key, size, unstalled(body)).await;
+        if let Err(PutError::Store(error)) = &stored {
+            tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not stored");
+            gateway.warn(&place, "CheckpointNotStored", error.to_string());
+        }
+        stored.map_err(unstored)?;
+        tracing::debug!(namespace = place.namespace, run = place.run_name, %key, size, "checkpoint stored");
+        Ok(key.to_string())
+    });
+    storing.await.unwrap_or_else(|error| Err(busy(&error.to_string())))
+}
+
+fn unstored(error: PutError) -> Answer {
+    match error {
+        PutError::Content(ContentError::Broken(_)) => busy(&error.to_string()),
+        PutError::Content(_) => invalid(error),
+        PutError::Store(error) => failed(&error),
+    }
+}
+
+fn failed(error: &StoreError) -> Answer {
+    let status = if error.may_pass() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INSUFFICIENT_STORAGE };
+    (status, error.to_string())
+}
+
+/// The content, until it stands still.
+fn unstalled(body: Body) -> impl Stream<Item = Result<Bytes, String>> + Send {
+    stream::unfold(Some(body.into_data_stream()), |frames| async {
+        let mut frames = frames?;
+        match timeout(CHECKPOINT_STALL_TIMEOUT, frames.next()).await {
+            Ok(None) => None,
+            Ok(Some(Ok(frame))) => Some((Ok(frame), Some(frames))),
+            Ok(Some(Err(error))) => Some((Err(error.to_string()), None)),
+            Err(_) => Some((Err(format!("no byte for {} s", CHECKPOINT_STALL_TIMEOUT.as_secs())), None)),
+        }
+    })
+}
+
+/// The content that the live run names, its size, and a place among the readers.
+async fn find(
+    gateway: &Arc<Gateway>,
+    headers: &HeaderMap,
+    download: CheckpointDownload,
+) -> Result<(Content, u64, OwnedSemaphorePermit), Answer> {
+    let (place, run) = fence(gateway, headers, download.run_uid, download.attempt).await?;
+    child(&run)?;
+    let (key, size) = pinned(&run)?;
+    let store = store(gateway, &place)?;
+    let reader = timeout(READER_TIMEOUT, gateway.readers.clone().acquire_owned()).await;
+    let Some(reader) = reader.ok().and_then(Result::ok) else {
+        return Err(busy("too many checkpoints are being read at once"));
+    };
+    match store.get(&key, size).await {
+        Ok(content) => Ok((content, size, reader)),
+        Err(GetError::Store(error)) => {
+            tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not read");
+            Err(failed(&error))
+        }
+        Err(gone) => {
+            tracing::warn!(namespace = place.namespace, run = place.run_name, error = %gone, "checkpoint not read");
+            gateway.warn(&place, "CheckpointLost", gone.to_string());
+            Err((StatusCode::GONE, gone.to_string()))
+        }
+    }
+}
+
+/// Which checkpoint the run continues from.
+fn pinned(run: &SubagentRun) -> Result<(Key, u64), Answer> {
+    let activation = run.spec.activation.as_ref();
+    let Some((activation, session)) = activation.and_then(|of| Some((of, of.session.as_ref()?))) else {
+        return Err(invalid("the run begins a new session: it continues from no checkpoint"));
+    };
+    let told = &session.checkpoint;
+    // Written by the operator alone; all the same, no key leads to another child's session.
+    let key = Key::parse(&told.key)
+        .filter(|key| key.child_uid == activation.subagent_ref.uid && key.sha256 == told.digest)
+        .ok_or_else(|| (StatusCode::GONE, format!("{} is no key of a checkpoint of this child", told.key)))?;
+    Ok((key, u64::try_from(told.size).unwrap_or(0)))
+}
+
+/// What goes out. A task of its own reads ahead by one piece and gives up on a worker that takes nothing, so that it holds no
+/// place among the readers.
+fn sent(mut content: Content, reader: OwnedSemaphorePermit) -> impl Stream<Item = Result<Bytes, GetError>> + Send {
+    let (out, pieces) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let _reader = reader;
+        while let Some(piece) = content.next().await {
+            if let Err(error) = &piece {
+                tracing::warn!(%error, "checkpoint broken off");
+            }
+            if !matches!(timeout(CHECKPOINT_STALL_TIMEOUT, out.send(piece)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+    });
+    stream::unfold(pieces, |mut pieces| async { Some((pieces.recv().await?, pieces)) })
+}
+
+/// Places for those who read.
+pub(super) fn readers() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(READERS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+    use subagent_link::refused_for_good;
+
+    fn activation(session: Value) -> SubagentRun {
+        let mut run = json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentRun", "metadata": {"name": "r"},
+            "spec": {"providerRef": {"name": "p"}, "description": "d", "activation": {
+                "subagentRef": {"name": "c", "uid": "child"}, "epoch": 2,
+            }},
+        });
+        if !session.is_null() {
+            run["spec"]["activation"]["session"] = json!({"id": "s", "checkpoint": session});
+        }
+        serde_json::from_value(run).unwrap()
+    }
+
+    fn digest(of: &str) -> String {
+        of.repeat(32)
+    }
+
+    #[rstest]
+    #[case::its_own(format!("child/1/3/{}", digest("0a")), digest("0a"), None)]
+    #[case::another_childs(format!("other/1/3/{}", digest("0a")), digest("0a"), Some(410))]
+    #[case::another_digest(format!("child/1/3/{}", digest("0a")), digest("0b"), Some(410))]
+    #[case::no_key("child/../other".to_owned(), digest("0a"), Some(410))]
+    fn c40_a_run_reads_a_checkpoint_of_its_own_child(
+        #[case] key: String,
+        #[case] digest: String,
+        #[case] refused: Option<u16>,
+    ) {
+        let found = pinned(&activation(json!({"key": key, "digest": digest, "size": 7})));
+        assert_eq!(found.as_ref().err().map(|(status, _)| status.as_u16()), refused);
+        if let Ok((found, size)) = found {
+            assert_eq!((found.to_string(), size), (key, 7));
+        }
+    }
+
+    #[test]
+    fn a_new_session_has_no_checkpoint_to_read() {
+        assert_eq!(pinned(&activation(Value::Null)).unwrap_err().0, StatusCode::UNPROCESSABLE_ENTITY);
+    }
+
+    #[rstest]
+    #[case::nothing(0, Some(422))]
+    #[case::negative(-1, Some(422))]
+    #[case::a_byte(1, None)]
+    #[case::as_much_as_there_may_be(4096, None)]
+    #[case::more(4097, Some(413))]
+    fn a_checkpoint_is_bounded_by_its_provider(#[case] size: i64, #[case] refused: Option<u16>) {
+        let answer = within(size, 4096);
+        assert_eq!(answer.as_ref().err().map(|(status, _)| status.as_u16()), refused);
+        assert!(answer.err().is_none_or(|(status, _)| refused_for_good(status.as_u16())));
+    }
+
+    /// R10: a worker gives up where nobody but a person can help, and goes on trying elsewhere.
+    #[test]
+    fn r10_what_passes_is_told_from_what_stays() {
+        let unusable = StoreError::Unusable { store: "s".into(), why: "full".into(), remedy: "make room" };
+        let away = StoreError::Unavailable { store: "s".into(), why: "away".into() };
+        let for_good = |error: PutError| refused_for_good(unstored(error).0.as_u16());
+        assert!(for_good(unusable.into()));
+        assert!(!for_good(away.into()));
+        assert!(for_good(ContentError::Digest.into()));
+        assert!(!for_good(ContentError::Broken("reset".into()).into()));
+    }
+}

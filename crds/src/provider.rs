@@ -46,7 +46,8 @@ pub struct SubagentProviderSpec {
     /// ACP server. It is checked by a dry-run create; a mistake shows in the Ready condition.
     #[schemars(schema_with = "schemas::opaque_object")]
     pub template: serde_json::Value,
-    /// sessionState names what makes a child continuable. Not available in this version: a provider that sets it is not ready.
+    /// sessionState names what makes a child continuable: where the agent keeps its sessions. With an agent that can load or
+    /// resume them the provider has the capability Continuation. Default: none, no Subagent can use the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_state: Option<SessionState>,
     /// runDefaults apply to runs that do not say otherwise.

@@ -1,6 +1,10 @@
 //! What runs of a provider may ask for. Pure.
 
-use subagent_crds::report::Agent;
+use subagent_crds::{SubagentProviderSpec, report::Agent};
+
+/// The capability to continue a session in another pod: the provider names the agent's session files, and the agent loads or
+/// resumes sessions.
+pub const CONTINUATION: &str = "Continuation";
 
 /// What every agent can do here, whatever it advertises: depths are the operator's.
 pub const OF_EVERY_AGENT: &[&str] = &["DepthLimit"];
@@ -11,21 +15,55 @@ pub const ADVERTISED: &[&str] =
     &["LoadSession", "ResumeSession", "ForkSession", "CloseSession", "ImagePrompt", "AudioPrompt", "EmbeddedContext"];
 
 /// The capabilities of a provider whose agent, where it is known, is this one.
-pub fn of(agent: Option<&Agent>) -> Vec<String> {
-    let advertised = agent.iter().flat_map(|agent| &agent.capabilities).map(String::as_str);
-    let known = advertised.filter(|name| ADVERTISED.contains(name));
-    OF_EVERY_AGENT.iter().copied().chain(known).map(ToOwned::to_owned).collect()
+pub fn of(spec: &SubagentProviderSpec, agent: Option<&Agent>) -> Vec<String> {
+    let advertised = || agent.iter().flat_map(|agent| &agent.capabilities).map(String::as_str);
+    let known = advertised().filter(|name| ADVERTISED.contains(name));
+    let continues = advertised().any(|name| ["LoadSession", "ResumeSession"].contains(&name));
+    let continues = (continues && spec.session_state.is_some()).then_some(CONTINUATION);
+    OF_EVERY_AGENT.iter().copied().chain(continues).chain(known).map(ToOwned::to_owned).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    fn spec(extra: Value) -> SubagentProviderSpec {
+        let mut spec = json!({"transport": {"acp": {}}, "template": {}});
+        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn agent(capabilities: &[&str]) -> Agent {
+        Agent { capabilities: capabilities.iter().map(|&name| name.into()).collect(), ..Agent::default() }
+    }
 
     #[test]
     fn c7_what_no_worker_serves_is_no_capability_whoever_advertises_it() {
-        let capabilities = ["ImagePrompt", "Persona", "Steering", "DepthLimit", "OutputSchema", "LoadSession"];
-        let agent = Agent { capabilities: capabilities.map(Into::into).to_vec(), ..Agent::default() };
-        assert_eq!(of(Some(&agent)), ["DepthLimit", "ImagePrompt", "LoadSession"]);
-        assert_eq!(of(None), ["DepthLimit"]);
+        let agent =
+            agent(&["ImagePrompt", "Persona", "Steering", "DepthLimit", "OutputSchema", "LoadSession", CONTINUATION]);
+        assert_eq!(of(&spec(json!({})), Some(&agent)), ["DepthLimit", "ImagePrompt", "LoadSession"]);
+        assert_eq!(of(&spec(json!({})), None), ["DepthLimit"]);
+    }
+
+    /// Contract c34, pitfall R6.
+    #[rstest]
+    #[case::load(json!({"sessionState": {"paths": ["/s"]}}), &["LoadSession"], true)]
+    #[case::resume(json!({"sessionState": {"paths": ["/s"]}}), &["ResumeSession"], true)]
+    #[case::neither(json!({"sessionState": {"paths": ["/s"]}}), &["ForkSession"], false)]
+    #[case::without_files(json!({}), &["LoadSession", "ResumeSession"], false)]
+    fn r6_continuation_needs_the_agents_word_and_its_files(
+        #[case] extra: Value,
+        #[case] advertised: &[&str],
+        #[case] continues: bool,
+    ) {
+        let has = of(&spec(extra), Some(&agent(advertised)));
+        assert_eq!(has.iter().any(|name| name == CONTINUATION), continues, "{has:?}");
+    }
+
+    #[test]
+    fn an_agent_that_was_not_probed_continues_nothing() {
+        assert_eq!(of(&spec(json!({"sessionState": {"paths": ["/s"]}})), None), ["DepthLimit"]);
     }
 }

@@ -26,7 +26,7 @@ pub fn accepted(provider: &SubagentProvider, revision: &str, look: &Look, now: T
     let mut new = base(provider);
     new.revision = Some(revision.to_owned());
     new.agent.clone_from(&look.agent);
-    new.capabilities = capabilities::of(look.agent.as_ref());
+    new.capabilities = capabilities::of(&provider.spec, look.agent.as_ref());
     new.probe.clone_from(&look.probed);
     let (status, reason, message) = words(provider, look);
     set(provider, &mut new, status, &reason, &message, now);

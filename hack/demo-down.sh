@@ -40,9 +40,9 @@ if [[ -n $release ]]; then
 fi
 # The chart keeps them on purpose: they hold other people's objects. The demo's are gone.
 left=
-[[ -z $crds ]] || left=$(kubectl get subagents --all-namespaces -o name)
+[[ -z $crds ]] || left=$(kubectl get subagents-all --all-namespaces -o name)
 if [[ -n $left ]]; then
-  say "the CustomResourceDefinitions stay: other namespaces have runs or providers (kubectl get subagents -A)"
+  say "the CustomResourceDefinitions stay: other namespaces have runs or providers (kubectl get subagents-all -A)"
 elif [[ -n $crds ]]; then
   there=1
   say "removing the CustomResourceDefinitions"

@@ -193,7 +193,7 @@ cat <<TEXT
 All checks passed. The cluster stays as it is. To look around:
 
   export KUBECONFIG=$KUBECONFIG PATH=$ROOT/.cluster/bin:\$PATH
-  kubectl -n $namespace get subagents                      # everything of this kind
+  kubectl -n $namespace get subagents-all                  # everything of these kinds
   kubectl explain subagentrun.spec
   kubectl -n $namespace apply -f examples/run-echo.yaml    # the smallest run
   kubectl -n $namespace wait --for=condition=Finished subagentrun/echo

@@ -1,13 +1,13 @@
 //! The CustomResourceDefinitions as installed: what derive gives, made fit for Kubernetes.
 
-use crate::{SubagentProvider, SubagentRun};
+use crate::{Subagent, SubagentProvider, SubagentRun};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::Value;
 
 /// All definitions, in the order they are documented.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    [SubagentProvider::crd(), SubagentRun::crd()].into_iter().map(without_nulls).collect()
+    [SubagentProvider::crd(), SubagentRun::crd(), Subagent::crd()].into_iter().map(without_nulls).collect()
 }
 
 /// Derive makes every `Option` nullable and puts null into the enums of optional fields. An explicit null would then be

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     status = "SubagentProviderStatus",
     shortname = "sap",
-    category = "subagents",
+    category = "subagents-all",
     derive = "PartialEq",
     doc = "SubagentProvider is a named way to run child agents in its namespace: which agent, how to speak to it, in what pod.",
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name has at most 63 characters: it becomes a label value; choose a shorter name"),

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
     namespaced,
     status = "SubagentRunStatus",
     shortname = "sar",
-    category = "subagents",
+    category = "subagents-all",
     derive = "PartialEq",
     doc = "SubagentRun is one run of a child agent: a prompt, a worker pod, a result. Its spec is fixed; set spec.cancel to stop it, delete it to stop and forget it.",
     selectable = ".status.lineage.parentUID",

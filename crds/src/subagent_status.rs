@@ -108,6 +108,16 @@ fn is_zero(value: &i64) -> bool {
     *value == 0
 }
 
+impl SubagentStatus {
+    /// True when no process of the child runs and none will without a new message: for those above it, that is its end.
+    /// A child whose own children live (Waiting), or that is going away, is not at rest.
+    pub fn is_at_rest(&self) -> bool {
+        use SubagentPhase::{NotResumable, Parked, Rejected, Settled};
+        self.activation.is_none()
+            && self.phase.is_some_and(|phase| matches!(phase, Parked | Settled | Rejected | NotResumable))
+    }
+}
+
 /// Where a child stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SubagentPhase {

@@ -1,15 +1,15 @@
-//! What the chart runs before it is uninstalled: the operator is ended, and finished runs are let go. Nobody is left
-//! afterwards who could take a finalizer off; a run that is terminal and Stopped has nothing left to prove, and would only
-//! hold up its namespace. Live runs keep theirs: they go on, and an operator that is installed again takes them up
-//! (pitfall S6).
+//! What the chart runs before it is uninstalled: the operator is ended, and what is over is let go: finished runs, and
+//! children at rest. Nobody is left afterwards who could take a finalizer off; a run that is terminal and Stopped has nothing
+//! left to prove, and would only hold up its namespace. Live ones keep theirs: they go on, and an operator that is
+//! installed again takes them up (pitfall S6).
 
 use crate::{
     api::{self, WriteError},
-    decoding::Guarded,
+    decoding::{Guarded, Undecodable},
     pod::observe::{Node, observe},
-    run::apply::{release_pod, release_run},
+    run::apply::{release_all, release_pod},
     settings::Settings,
-    watching::Scope,
+    watching::{Scope, Watched},
 };
 use anyhow::{Context as _, bail};
 use k8s_openapi::{
@@ -17,54 +17,91 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use std::time::Duration;
-use subagent_crds::{Phase, SubagentRun, conditions, names};
+use std::{collections::HashSet, time::Duration};
+use subagent_crds::{Phase, Subagent, SubagentPhase, SubagentRun, conditions, names};
 
 /// How long the operator's pods may take to go: their grace of 30 s, and the kubelet's own time.
 const OPERATOR_ENDS: Duration = Duration::from_secs(90);
 /// How often that is looked at.
 const POLL: Duration = Duration::from_secs(1);
-/// Runs per page: each may carry half a megabyte of prompt, and none of it is kept.
+/// Objects per page: each may carry half a megabyte of prompt or messages, and none of it is kept.
 const PAGE: u32 = 50;
 
-/// Ends the operator and lets go of finished runs.
+/// Ends the operator and lets go of what is over.
 ///
 /// # Errors
 /// When the operator does not end, or the API server does not answer. Nothing is lost: it can be run again.
 pub async fn run(client: Client, settings: &Settings, deployment: &str) -> anyhow::Result<()> {
     end_operator(&client, &settings.pod_namespace, deployment).await.context("ending the operator")?;
-    let (mut released, mut live) = (0, 0);
+    let mut said = Said::default();
     for scope in Scope::of(&settings.namespaces()) {
-        let runs: Api<Guarded<SubagentRun>> = match &scope {
-            Scope::Cluster => Api::all(client.clone()),
-            Scope::Namespace(namespace) => Api::namespaced(client.clone(), namespace),
-        };
-        for left in api::list(&runs, ListParams::default().limit(PAGE), "runs", left).await? {
+        // What became of the messages of a live child's run is noted by the next operator.
+        let mut needed = HashSet::new();
+        let children: Api<Guarded<Subagent>> = guarded(&scope, &client);
+        let found = api::list(&children, paged(), "children", |one| Some((run_of(&one), left_child(one)))).await?;
+        for (run, left) in found {
             match left {
-                Left::Finished(run) => {
-                    if let Err(error) = release(&client, &run).await {
-                        let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
-                        tracing::warn!(namespace, name, error = format!("{error:#}"), "a finished run was not let go");
-                    } else {
-                        released += 1;
-                    }
+                Some(Left::Over(child)) => said.note(&*child, release_child(&client, &child).await),
+                Some(Left::Live { namespace, name, phase }) => {
+                    needed.extend(run);
+                    said.live("Subagent", &namespace, &name, &phase);
                 }
-                Left::Live { namespace, name, phase } => {
-                    live += 1;
-                    tracing::warn!("run {name} in namespace {namespace} is {phase}");
-                }
+                None => {}
+            }
+        }
+        let runs: Api<Guarded<SubagentRun>> = guarded(&scope, &client);
+        for left in api::list(&runs, paged(), "runs", left_run).await? {
+            match left {
+                Left::Over(run) if run.uid().is_some_and(|uid| needed.contains(&uid)) => {}
+                Left::Over(run) => said.note(&*run, release_run(&client, &run).await),
+                Left::Live { namespace, name, phase } => said.live("SubagentRun", &namespace, &name, &phase),
             }
         }
     }
-    if live > 0 {
+    if said.live > 0 {
         tracing::warn!("{}", remedy());
     }
-    tracing::info!(released, live, "finished runs were let go; live ones keep their finalizers");
+    let (released, live) = (said.released, said.live);
+    tracing::info!(released, live, "finished runs and children at rest were let go; live ones keep their finalizers");
     Ok(())
+}
+
+fn paged() -> ListParams {
+    ListParams::default().limit(PAGE)
+}
+
+fn guarded<K: Watched>(scope: &Scope, client: &Client) -> Api<Guarded<K>> {
+    match scope {
+        Scope::Cluster => Api::all(client.clone()),
+        Scope::Namespace(namespace) => Api::namespaced(client.clone(), namespace),
+    }
+}
+
+/// What is told in the end.
+#[derive(Default)]
+struct Said {
+    released: usize,
+    live: usize,
+}
+
+impl Said {
+    fn note<K: Watched>(&mut self, object: &K, outcome: anyhow::Result<()>) {
+        let Err(error) = outcome else {
+            self.released += 1;
+            return;
+        };
+        let (kind, namespace, name) = (K::kind(&()), object.namespace().unwrap_or_default(), object.name_any());
+        tracing::warn!(%kind, namespace, name, error = format!("{error:#}"), "what is over was not let go");
+    }
+
+    fn live(&mut self, kind: &str, namespace: &str, name: &str, phase: &str) {
+        self.live += 1;
+        tracing::warn!("{kind} {name} in namespace {namespace} is {phase}");
+    }
 }
 
 /// Scales the operator's Deployment to 0 and waits until its pods are gone: from then on nobody else writes.
@@ -97,40 +134,76 @@ async fn end_operator(client: &Client, namespace: &str, name: &str) -> anyhow::R
     }
 }
 
-/// A run that has our finalizer.
+/// An object that has a finalizer of ours.
 #[derive(Debug)]
-enum Left {
-    /// Terminal and proven stopped; without prompt and result.
-    Finished(Box<SubagentRun>),
+enum Left<K> {
+    /// Nothing of it runs; without prompt, messages and result.
+    Over(Box<K>),
     /// Anything else, also what does not decode.
     Live { namespace: String, name: String, phase: String },
 }
 
-fn left(guard: Guarded<SubagentRun>) -> Option<Left> {
-    let held = |finalizers: &Option<Vec<String>>| finalizers.iter().flatten().any(|name| name == names::RUN_FINALIZER);
-    let live = |metadata: &kube::api::ObjectMeta, phase: &str| Left::Live {
+fn is_held(object: &impl Resource) -> bool {
+    object.meta().finalizers.iter().flatten().any(|name| name.starts_with(names::PREFIX))
+}
+
+fn live<K>(metadata: &kube::api::ObjectMeta, phase: &str) -> Left<K> {
+    Left::Live {
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),
         phase: phase.to_owned(),
-    };
-    match guard.0 {
-        Ok(run) if !held(&run.metadata.finalizers) => None,
-        Ok(mut run) => {
-            let status = run.status.take().unwrap_or_default();
-            let is_over = status.phase.is_some_and(Phase::is_terminal);
-            if is_over && conditions::is_true(&status.conditions, conditions::STOPPED) {
-                run.spec = Default::default();
-                return Some(Left::Finished(Box::new(run)));
-            }
-            Some(live(&run.metadata, status.phase.map_or("Pending", Phase::as_str)))
-        }
-        Err(undecodable) if held(&undecodable.metadata.finalizers) => Some(live(&undecodable.metadata, "undecodable")),
-        Err(_) => None,
     }
 }
 
+fn unreadable<K>(undecodable: &Undecodable) -> Left<K> {
+    live(&undecodable.metadata, "undecodable")
+}
+
+fn left_run(guard: Guarded<SubagentRun>) -> Option<Left<SubagentRun>> {
+    if !is_held(&guard) {
+        return None;
+    }
+    let mut run = match guard.0 {
+        Ok(run) => run,
+        Err(undecodable) => return Some(unreadable(&undecodable)),
+    };
+    let status = run.status.take().unwrap_or_default();
+    let is_over = status.phase.is_some_and(Phase::is_terminal);
+    if is_over && conditions::is_true(&status.conditions, conditions::STOPPED) {
+        run.spec = Default::default();
+        return Some(Left::Over(Box::new(run)));
+    }
+    Some(live(&run.metadata, status.phase.map_or("Pending", Phase::as_str)))
+}
+
+fn left_child(guard: Guarded<Subagent>) -> Option<Left<Subagent>> {
+    if !is_held(&guard) {
+        return None;
+    }
+    let mut child = match guard.0 {
+        Ok(child) => child,
+        Err(undecodable) => return Some(unreadable(&undecodable)),
+    };
+    let status = child.status.take().unwrap_or_default();
+    if status.is_at_rest() {
+        child.spec = Default::default();
+        return Some(Left::Over(Box::new(child)));
+    }
+    Some(live(&child.metadata, status.phase.map_or("Pending", SubagentPhase::as_str)))
+}
+
+/// The run of a child's activation.
+fn run_of(guard: &Guarded<Subagent>) -> Option<String> {
+    guard.0.as_ref().ok()?.status.as_ref()?.activation.as_ref()?.run_uid.clone()
+}
+
+async fn release_child(client: &Client, child: &Subagent) -> anyhow::Result<()> {
+    let children: Api<Subagent> = Api::namespaced(client.clone(), &child.namespace().unwrap_or_default());
+    Ok(release_all(&children, child).await?)
+}
+
 /// Takes the finalizers off a finished run and the pods of it that have ended.
-async fn release(client: &Client, run: &SubagentRun) -> anyhow::Result<()> {
+async fn release_run(client: &Client, run: &SubagentRun) -> anyhow::Result<()> {
     let namespace = run.namespace().unwrap_or_default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let labelled = ListParams::default().labels(&format!("{}={}", names::RUN_UID_LABEL, run.uid().unwrap_or_default()));
@@ -141,15 +214,14 @@ async fn release(client: &Client, run: &SubagentRun) -> anyhow::Result<()> {
         }
     }
     let runs: Api<SubagentRun> = Api::namespaced(client.clone(), &namespace);
-    release_run(&runs, run).await?;
-    Ok(())
+    Ok(release_all(&runs, run).await?)
 }
 
-/// What a person can do about runs that keep their finalizers, once for all of them. Without a double quote: Helm prints the
-/// log as one quoted line.
+/// What a person can do about what keeps its finalizers, once for all of it. Without a double quote: Helm prints the log as
+/// one quoted line.
 fn remedy() -> String {
     format!(
-        "runs that are live go on, and an operator that is installed again takes them up. To let go of one without it, which leaves its agent to itself: kubectl patch subagentrun NAME --namespace NAMESPACE --type=merge -p 'metadata: {{finalizers: null}}', and the same for its pods: kubectl get pods --namespace NAMESPACE -l {}=NAME",
+        "what is live goes on, and an operator that is installed again takes it up. To let go of a run (or of a child, in the same way) without it, which leaves its agent to itself: kubectl patch subagentrun NAME --namespace NAMESPACE --type=merge -p 'metadata: {{finalizers: null}}', and the same for its pods: kubectl get pods --namespace NAMESPACE -l {}=NAME",
         names::RUN_LABEL
     )
 }
@@ -176,11 +248,35 @@ mod tests {
         for (key, value) in changes.as_object().unwrap() {
             run[key] = value.clone();
         }
-        let found = match left(serde_json::from_value(run).unwrap()) {
-            Some(Left::Finished(_)) => "Finished".to_owned(),
+        assert_eq!(word(left_run(serde_json::from_value(run).unwrap())), expected);
+    }
+
+    fn word<K>(left: Option<Left<K>>) -> String {
+        match left {
+            Some(Left::Over(_)) => "Finished".to_owned(),
             Some(Left::Live { name, phase, .. }) => format!("Live {name} {phase}"),
             None => String::new(),
-        };
-        assert_eq!(found, expected);
+        }
+    }
+
+    #[rstest]
+    #[case::settled(json!({"status": {"phase": "Settled"}}), "Finished")]
+    #[case::parked(json!({"status": {"phase": "Parked"}}), "Finished")]
+    #[case::active(json!({"status": {"phase": "Active", "activation": {"epoch": 1, "runName": "r"}}}), "Live c Active")]
+    #[case::claimed(json!({"status": {"phase": "Settled", "activation": {"epoch": 1, "runName": "r"}}}), "Live c Settled")]
+    #[case::waiting(json!({"status": {"phase": "Waiting"}}), "Live c Waiting")]
+    #[case::going(json!({"status": {"phase": "Terminating"}}), "Live c Terminating")]
+    #[case::not_seen_yet(json!({}), "Live c Pending")]
+    #[case::undecodable(json!({"spec": {"description": 5}}), "Live c undecodable")]
+    #[case::not_ours(json!({"metadata": {"name": "c", "finalizers": ["another"]}}), "")]
+    fn s6_only_a_child_at_rest_is_let_go(#[case] changes: Value, #[case] expected: &str) {
+        let mut child = json!({
+            "metadata": {"name": "c", "namespace": "n", "finalizers": ["subagents.dev/x", "another"]},
+            "spec": {"providerRef": {"name": "p"}, "description": "d"},
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            child[key] = value.clone();
+        }
+        assert_eq!(word(left_child(serde_json::from_value(child).unwrap())), expected);
     }
 }

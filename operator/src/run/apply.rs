@@ -184,6 +184,19 @@ pub(super) fn status_body(run: &SubagentRun, status: &SubagentRunStatus) -> Valu
     })
 }
 
+/// Lets go of an object altogether: every finalizer of ours leaves. For uninstalling alone, and for what is at rest.
+///
+/// # Errors
+/// [`WriteError`], unless the object is gone already.
+pub(crate) async fn release_all<K>(api: &Api<K>, object: &K) -> Result<(), WriteError>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let kept = object.meta().finalizers.iter().flatten().filter(|name| !name.starts_with(names::PREFIX));
+    let kept: Vec<String> = kept.cloned().collect();
+    ignore_gone(write_finalizers(api, object, &kept).await)
+}
+
 async fn write_finalizers<K>(api: &Api<K>, object: &impl Resource, finalizers: &[String]) -> Result<K, WriteError>
 where
     K: Clone + DeserializeOwned + Debug,

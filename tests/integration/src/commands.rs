@@ -44,9 +44,15 @@ pub fn on(kubeconfig: &Path, program: &str, arguments: &[&str]) -> String {
 /// # Panics
 /// When it succeeds.
 pub fn helm_refusal(arguments: &[&str]) -> String {
-    let output = run("helm", None, arguments);
-    assert!(!output.status.success(), "helm {arguments:?} succeeded");
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    stderr(&run("helm", None, arguments), "helm", arguments)
+}
+
+/// What kubectl says when it fails.
+///
+/// # Panics
+/// When it succeeds.
+pub fn kubectl_refusal(arguments: &[&str]) -> String {
+    stderr(&run("kubectl", None, arguments), "kubectl", arguments)
 }
 
 fn run(program: &str, kubeconfig: Option<&Path>, arguments: &[&str]) -> Output {
@@ -57,6 +63,11 @@ fn run(program: &str, kubeconfig: Option<&Path>, arguments: &[&str]) -> Output {
         command.env("KUBECONFIG", kubeconfig);
     }
     command.output().unwrap_or_else(|e| panic!("{}: {e}; `make tools` brings it", path.display()))
+}
+
+fn stderr(output: &Output, program: &str, arguments: &[&str]) -> String {
+    assert!(!output.status.success(), "{program} {arguments:?} succeeded");
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn stdout(output: &Output, program: &str, arguments: &[&str]) -> String {

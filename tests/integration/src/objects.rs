@@ -2,8 +2,9 @@
 
 use serde_json::json;
 use subagent_crds::{
-    SubagentProvider, SubagentProviderSpec, SubagentRun, SubagentRunSpec,
+    Subagent, SubagentProvider, SubagentProviderSpec, SubagentRun, SubagentRunSpec, SubagentSpec,
     content::Prompt,
+    message::InboxMessage,
     provider::{Acp, Probe, Transport},
     run::ProviderRef,
 };
@@ -20,6 +21,19 @@ pub fn make_run(name: &str) -> SubagentRun {
         ..SubagentRunSpec::default()
     };
     SubagentRun::new(name, spec)
+}
+
+/// A child of the provider `provider`, first told `hello` in message `m1`.
+pub fn make_subagent(name: &str) -> Subagent {
+    let spec = SubagentSpec {
+        provider_ref: ProviderRef { name: PROVIDER.into() },
+        description: "say hello".into(),
+        messages: vec![InboxMessage { id: "m1".into(), text: Some("hello".into()), ..InboxMessage::default() }],
+        // Derived defaults are not those of the API.
+        history_limit: 5,
+        ..SubagentSpec::default()
+    };
+    Subagent::new(name, spec)
 }
 
 /// A provider with the container `agent`, whose image nobody pulls here. Its agent is not probed: that is a matter of the

@@ -83,10 +83,11 @@ fn the_switches_leave_out_what_they_say() {
         without("crds.install=false"),
         [
             "CustomResourceDefinition subagentproviders.subagents.dev",
-            "CustomResourceDefinition subagentruns.subagents.dev"
+            "CustomResourceDefinition subagentruns.subagents.dev",
+            "CustomResourceDefinition subagents.subagents.dev"
         ]
     );
-    assert_eq!(without("admissionPolicies.enabled=false").len(), 8, "four policies and their bindings");
+    assert_eq!(without("admissionPolicies.enabled=false").len(), 10, "five policies and their bindings");
     assert_eq!(without("metrics.service.enabled=false"), ["Service subagent-operator-metrics"]);
     assert_eq!(
         without("uninstall.hook.enabled=false"),
@@ -265,11 +266,17 @@ async fn d6_the_rights_work_and_end_where_they_should() {
         (here, "create", "controllerrevisions.apps", "", true),
         (&elsewhere, "create", "controllerrevisions.apps", "", false),
         (here, "create", "events.events.k8s.io", "", true),
+        (here, "create", "subagentruns.subagents.dev", "", true),
+        (&elsewhere, "create", "subagentruns.subagents.dev", "", false),
         (here, "delete", "subagentruns.subagents.dev", "", true),
         (&elsewhere, "delete", "subagentruns.subagents.dev", "", false),
+        (here, "delete", "subagents.subagents.dev", "", true),
+        (&elsewhere, "delete", "subagents.subagents.dev", "", false),
         // What finalizers need: also where the namespace's own bindings are gone.
         (&elsewhere, "patch", "subagentruns.subagents.dev", "", true),
         (&elsewhere, "patch", "subagentruns/status.subagents.dev", "", true),
+        (&elsewhere, "patch", "subagents.subagents.dev", "", true),
+        (&elsewhere, "patch", "subagents/status.subagents.dev", "", true),
         (&elsewhere, "patch", "pods", "", true),
         (&elsewhere, "delete", "pods", "", true),
         ("", "create", "tokenreviews.authentication.k8s.io", "", true),
@@ -285,7 +292,7 @@ async fn d6_the_rights_work_and_end_where_they_should() {
         // No business of it.
         (here, "list", "configmaps", "", false),
         (here, "update", "configmaps", "x", false),
-        (here, "create", "subagentruns.subagents.dev", "", false),
+        (here, "create", "subagents.subagents.dev", "", false),
         (here, "update", "subagentproviders.subagents.dev", "", false),
         (here, "delete", "subagentproviders.subagents.dev", "", false),
         (here, "create", "pods/exec", "", false),
@@ -302,7 +309,7 @@ async fn d6_the_rights_work_and_end_where_they_should() {
 async fn the_policies_expressions_fit_the_types_they_match() {
     let release = Release::install(TestNamespace::new("types").await).await;
     let api: Api<ValidatingAdmissionPolicy> = Api::all(client().await);
-    for kind in ["providers", "runs", "owned-objects"] {
+    for kind in ["providers", "runs", "subagents", "owned-objects"] {
         let name = format!("{}-{kind}", release.name);
         let (api, name) = (&api, &name);
         let checked = release

@@ -46,21 +46,38 @@ async fn the_tables_are_as_committed() {
         let scope = ["get", "-n", &namespace.name];
         normalise_table(&kubectl(&[&scope[..], arguments].concat()))
     };
+    let names = |what: &str| kubectl(&["get", "-n", &namespace.name, what, "-o", "name"]);
+    let all = names("subagents-all");
+    for name in
+        ["subagentrun.subagents.dev/a-new", "subagentprovider.subagents.dev/unseen", "subagent.subagents.dev/settled"]
+    {
+        assert!(all.contains(name), "{all}");
+    }
+    // A category of the kind's own name would come first: `kubectl delete subagents --all` would take runs and providers along.
+    let children = names("subagents");
+    assert!(children.lines().all(|line| line.starts_with("subagent.subagents.dev/")), "{children}");
+    assert_snapshot("get-subagents", &get(&["sag"]));
+    assert_snapshot("get-subagents-wide", &get(&["subagents", "-o", "wide"]));
     assert_snapshot("get-runs", &get(&["sar"]));
     assert_snapshot("get-runs-wide", &get(&["subagentruns", "-o", "wide"]));
     assert_snapshot("get-providers", &get(&["sap"]));
     assert_snapshot("get-providers-wide", &get(&["subagentproviders", "-o", "wide"]));
-    let all = kubectl(&["get", "-n", &namespace.name, "subagents", "-o", "name"]);
-    assert!(
-        all.contains("subagentrun.subagents.dev/a-new") && all.contains("subagentprovider.subagents.dev/unseen"),
-        "{all}"
-    );
 }
 
 #[tokio::test]
 async fn the_explanations_are_as_committed() {
     integration_tests::client().await;
-    for path in ["subagentrun", "subagentrun.spec", "subagentrun.status", "subagentprovider", "subagentprovider.spec"] {
+    for path in [
+        "subagentrun",
+        "subagentrun.spec",
+        "subagentrun.status",
+        "subagentprovider",
+        "subagentprovider.spec",
+        "subagent",
+        "subagent.spec",
+        "subagent.spec.messages",
+        "subagent.status",
+    ] {
         assert_snapshot(&format!("explain-{}", path.replace('.', "-")), &kubectl(&["explain", path]));
     }
 }

@@ -1,7 +1,7 @@
 //! What a tenant cannot take away: the proof that a run stopped, and what runs start from and leave behind.
 
 use crate::scene::{Scene, garbage_collector, patch, told};
-use integration_tests::{chart::POLICY_LIMIT, client_as, make_run, refusal};
+use integration_tests::{chart::POLICY_LIMIT, client_as, make_run, make_subagent, refusal};
 use k8s_openapi::api::{
     apps::v1::ControllerRevision,
     core::v1::{ConfigMap, Namespace},
@@ -12,7 +12,7 @@ use kube::{
 };
 use serde_json::json;
 use std::time::Duration;
-use subagent_crds::{SubagentRun, names};
+use subagent_crds::{Subagent, SubagentRun, names};
 
 /// S8: the finalizer of a run stays with it, too.
 #[tokio::test]
@@ -34,6 +34,44 @@ async fn s8_a_tenant_takes_no_finalizer_off_a_run() {
     let account = format!("{}-uninstall", scene.release.operator());
     let hook = client_as(&account, &["system:serviceaccounts", "system:authenticated"]).await;
     patch::<SubagentRun>(&hook, &scene, "run", json!({"metadata": {"finalizers": null}})).await.expect("a release");
+}
+
+/// S8, c44: an activation's second finalizer and those of a child stay as well.
+#[tokio::test]
+async fn s8_a_tenant_takes_no_finalizer_off_a_child_or_its_activation() {
+    let scene = Scene::new("child-finalizer").await;
+    let all: &[&str] = &["create", "get", "patch", "update"];
+    scene
+        .grant("tenant", &[("subagents.dev", "subagentruns", all, &[]), ("subagents.dev", "subagents", all, &[])])
+        .await;
+    let tenant = scene.client("tenant").await;
+    let mut run = make_run("run");
+    run.metadata.finalizers = Some(vec![names::FOLD_FINALIZER.into()]);
+    scene.namespace().create(&run).await;
+    let mut child = make_subagent("child");
+    child.metadata.finalizers = Some(vec!["subagents.dev/x".into(), "example.org/y".into()]);
+    scene.namespace().create(&child).await;
+    let none = || json!({"metadata": {"finalizers": null}});
+    told(
+        patch::<SubagentRun>(&tenant, &scene, "run", none()).await,
+        &["SubagentRun run:", "finalizer subagents.dev/messages-noted stays"],
+    );
+    let (tried, within, wanted) = (&tenant, &scene, &none());
+    scene
+        .namespace()
+        .eventually("the policy of children is in force", POLICY_LIMIT, async || {
+            match patch::<Subagent>(tried, within, "child", wanted.clone()).await {
+                Err(message) if message.contains("Subagent child: finalizer subagents.dev/x stays") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    let others = json!({"metadata": {"finalizers": ["subagents.dev/x"], "labels": {"team": "a"}}});
+    patch::<Subagent>(&tenant, &scene, "child", others).await.expect("what is not the operator's");
+    let account = format!("{}-uninstall", scene.release.operator());
+    let hook = client_as(&account, &["system:serviceaccounts", "system:authenticated"]).await;
+    patch::<SubagentRun>(&hook, &scene, "run", none()).await.expect("a release");
+    patch::<Subagent>(&hook, &scene, "child", none()).await.expect("a release");
 }
 
 /// D2, c2: what accepted runs start from, and what they left behind, is not a tenant's to remove, whatever it may delete

@@ -1,17 +1,17 @@
 //! D3: what a run or provider names must be within the rights of who writes it.
 
 use crate::scene::{Scene, activation_run, dry_run, patch, told};
-use integration_tests::{chart::POLICY_LIMIT, client_as, make_provider, make_run, refusal};
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use integration_tests::{chart::POLICY_LIMIT, client_as, make_provider, make_run, make_subagent, refusal};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use subagent_crds::{
-    SubagentProvider, SubagentRun,
+    Subagent, SubagentProvider, SubagentRun,
     content::{ConfigMapKeyRef, Prompt},
     run::{ParentKind, ParentRef},
+    subagent::Workspace,
 };
 
 fn prompt_from(name: &str, config_map: &str) -> SubagentRun {
@@ -79,6 +79,45 @@ async fn d3_a_tenant_hangs_no_child_on_a_parent_it_may_not_update() {
     told(dry_run(&delegate, &scene, &child_of("run", ParentKind::Subagent, "mine")).await, &["update Subagent mine"]);
 }
 
+/// D3: the same for children, and the claim of their workspace is made in their creator's name.
+#[tokio::test]
+async fn d3_a_tenant_gets_no_more_from_a_child_than_it_may_do_itself() {
+    let scene = Scene::new("child").await;
+    let children: (&str, &str, &[&str], &[&str]) = ("subagents.dev", "subagents", &["create", "get", "patch"], &[]);
+    scene.grant("tenant", &[children]).await;
+    let (claims, mine) = (("", "persistentvolumeclaims", &["create"] as &[&str], &[] as &[&str]), ["mine"]);
+    scene.grant("owner", &[children, claims, ("subagents.dev", "subagents", &["update"], &mine)]).await;
+    let (tenant, owner) = (scene.client("tenant").await, scene.client("owner").await);
+    let plain = make_subagent("child");
+    let mut below = plain.clone();
+    below.spec.parent_ref = Some(ParentRef { kind: ParentKind::Subagent, name: "mine".into(), uid: None });
+    let mut with_workspace = plain.clone();
+    with_workspace.spec.workspace = Some(Workspace { claim_template: json!({}) });
+    // The policy of children has nothing an administrator could break.
+    let (probed, tried, within) = (&tenant, &below, &scene);
+    scene
+        .namespace()
+        .eventually("the policy of children is in force", POLICY_LIMIT, async || {
+            dry_run(probed, within, tried).await.map_or(Ok(()), |_| Err("a foreign parent was accepted".into()))
+        })
+        .await;
+    dry_run(&tenant, &scene, &plain).await.expect("a child of nobody");
+    told(
+        dry_run(&tenant, &scene, &below).await,
+        &["Subagent child:", "spec.parentRef", "update Subagent mine", "leave spec.parentRef out"],
+    );
+    dry_run(&owner, &scene, &below).await.expect("its own parent");
+    told(
+        dry_run(&tenant, &scene, &with_workspace).await,
+        &["Subagent child:", "spec.workspace", "create PersistentVolumeClaims", "leave spec.workspace out"],
+    );
+    dry_run(&owner, &scene, &with_workspace).await.expect("who may create claims");
+    // Speaking to a child is for whoever may change it.
+    scene.namespace().create(&plain).await;
+    let more = json!({"spec": {"messages": [{"id": "m1", "text": "hello"}, {"id": "m2", "text": "go on"}]}});
+    patch::<Subagent>(&tenant, &scene, "child", more).await.expect("a message");
+}
+
 /// D3: activations are the operator's, their inbox too.
 #[tokio::test]
 async fn d3_only_the_operator_writes_activations() {
@@ -88,11 +127,6 @@ async fn d3_only_the_operator_writes_activations() {
         dry_run(&admin, &scene, &activation_run("run")).await,
         &["SubagentRun run:", "spec.activation is set by the operator alone", "set spec.prompt"],
     );
-    // The chart gives the operator no right to create runs before there are continuable children; here it has one.
-    scene.grant("operator", &[("subagents.dev", "subagentruns", &["create", "update", "patch"], &[])]).await;
-    let binding = json!({"subjects": [{"kind": "ServiceAccount", "name": scene.release.name, "namespace": scene.namespace().name}]});
-    let bindings: Api<RoleBinding> = scene.namespace().api();
-    bindings.patch("operator", &PatchParams::default(), &Patch::Merge(&binding)).await.expect("a binding");
     let operator = client_as(&scene.release.operator(), &["system:serviceaccounts", "system:authenticated"]).await;
     let api: Api<SubagentRun> = Api::namespaced(operator.clone(), &scene.namespace().name);
     let (api, run) = (&api, &activation_run("run"));
@@ -105,8 +139,9 @@ async fn d3_only_the_operator_writes_activations() {
     let message = json!({"spec": {"messages": [{"id": "m1", "text": "go on"}]}});
     let refused =
         scene.namespace().api::<SubagentRun>().patch("run", &PatchParams::default(), &Patch::Merge(&message)).await;
-    // Today the schema refuses every message, before any policy is asked; the policy must not let one through either.
-    assert!(matches!(refusal::status(refused.expect_err("refused")).code, 403 | 422));
+    let refused = refusal::status(refused.expect_err("refused"));
+    assert_eq!(refused.code, 403, "{}", refused.message);
+    assert!(refused.message.contains("append the message to spec.messages of its Subagent"), "{}", refused.message);
     let closed = json!({"spec": {"activation": {"inbox": "Closed"}}});
     told(
         patch::<SubagentRun>(&admin, &scene, "run", closed.clone()).await,

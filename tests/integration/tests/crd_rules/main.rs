@@ -2,6 +2,8 @@
 //! nulls, the status subresource.
 
 mod bounds;
+mod inbox;
 mod rules;
 mod storage;
+mod subagents;
 mod table;

@@ -2,7 +2,7 @@
 
 use crate::table::{Case, Request, cases, merged};
 use integration_tests::{
-    TestNamespace, make_provider, make_run,
+    TestNamespace, make_provider, make_run, make_subagent,
     refusal::{Cause, causes},
     schema,
 };
@@ -25,6 +25,7 @@ pub fn smallest(kind: &str, name: &str) -> Value {
     match kind {
         "SubagentRun" => serde_json::to_value(make_run(name)),
         "SubagentProvider" => serde_json::to_value(make_provider(name)),
+        "Subagent" => serde_json::to_value(make_subagent(name)),
         other => panic!("no {other} here"),
     }
     .expect("an object in JSON")
@@ -76,6 +77,10 @@ async fn every_rule_accepts_what_keeps_it_and_refuses_what_breaks_it() {
         let name = format!("case-{number}");
         if case.request != Request::Create {
             store(&api, kind_of(case), &name, &case.stored).await;
+            if case.then != Value::Null {
+                let then = Patch::Merge(&case.then);
+                api.patch(&name, &PatchParams::default(), &then).await.unwrap_or_else(|e| panic!("{}: {e}", case.then));
+            }
         }
         let about = format!("{} \"{}\", {}", case.path, case.message, case.what);
         for patch in &case.accepted {

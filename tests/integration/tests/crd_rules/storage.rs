@@ -25,7 +25,7 @@ async fn the_definitions_are_established_without_complaints() {
         assert!(is("Established", "True") && is("NamesAccepted", "True"), "{name}: {conditions:?}");
         assert!(!is("NonStructuralSchema", "True"), "{name}: {conditions:?}");
         let names = installed.spec.names;
-        assert_eq!(names.categories, Some(vec!["subagents".to_owned()]), "{name}");
+        assert_eq!(names.categories, Some(vec!["subagents-all".to_owned()]), "{name}");
     }
 }
 
@@ -49,10 +49,26 @@ async fn c6_c12_defaults_are_stored_and_absent_fields_stay_absent() {
     );
 }
 
+#[tokio::test]
+async fn defaults_of_a_child_are_stored() {
+    let namespace = TestNamespace::new("child-defaults").await;
+    let child = create(&objects(&namespace, "Subagent"), &bare("Subagent"), false).await.expect("a child");
+    assert_eq!(
+        child.data["spec"],
+        json!({
+            "providerRef": {"name": "provider"}, "description": "d", "historyLimit": 5, "cancelThroughEpoch": 0,
+            "messages": [{"id": "m1", "delivery": "Queue", "text": "x"}],
+        })
+    );
+}
+
 /// An object with required fields only, not filled in by the types of this repository.
 fn bare(kind: &str) -> Value {
     let spec = match kind {
         "SubagentRun" => json!({"providerRef": {"name": "provider"}, "description": "d", "prompt": {"text": "x"}}),
+        "Subagent" => {
+            json!({"providerRef": {"name": "provider"}, "description": "d", "messages": [{"id": "m1", "text": "x"}]})
+        }
         _ => json!({"transport": {"acp": {}}, "template": {}}),
     };
     json!({"apiVersion": "subagents.dev/v1alpha1", "kind": kind, "metadata": {"name": "bare"}, "spec": spec})

@@ -26,6 +26,8 @@ pub struct Case {
     pub what: &'static str,
     /// How the object is before, as a merge patch of the smallest one.
     pub stored: Value,
+    /// What is changed in that afterwards, because an object cannot begin that way; null for nothing.
+    pub then: Value,
     /// How the two lists below are sent.
     pub request: Request,
     /// Merge patches that are accepted.
@@ -36,16 +38,19 @@ pub struct Case {
 
 /// Every case. The messages stand here a second time on purpose: users read them, so a change must be meant.
 pub fn cases() -> Vec<Case> {
-    [creation(), immutability(), cancel(), terminal(), written_once(), rising(), current_pod(), first_status()].concat()
+    let of_runs =
+        [creation(), immutability(), cancel(), terminal(), written_once(), rising(), current_pod(), first_status()];
+    [of_runs.concat(), crate::subagents::cases()].concat()
 }
 
-fn case(path: &'static str, field: &'static str, message: &str, what: &'static str) -> Case {
+pub fn case(path: &'static str, field: &'static str, message: &str, what: &'static str) -> Case {
     Case {
         path,
         field,
         message: message.into(),
         what,
         stored: json!({}),
+        then: Value::Null,
         request: Request::Create,
         accepted: vec![],
         refused: vec![],
@@ -77,6 +82,7 @@ fn creation() -> Vec<Case> {
     vec![
         names(RUN),
         names("SubagentProvider"),
+        names("Subagent"),
         Case {
             accepted: vec![json!({}), json!({"spec": {"prompt": null, "activation": activation}})],
             refused: vec![json!({"spec": {"prompt": null}}), json!({"spec": {"activation": activation}})],
@@ -378,7 +384,7 @@ pub fn status() -> Value {
     })
 }
 
-fn descriptor() -> Value {
+pub fn descriptor() -> Value {
     json!({"version": 1, "mode": "OneShot", "provider": "provider", "providerRevision": "r", "context": "Fresh", "description": "d"})
 }
 

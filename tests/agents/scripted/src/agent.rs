@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::processes;
 use crate::reporter::{Reporter, now_ms};
-use crate::sessions::{MODES, Session, Sessions, Speaker};
-use crate::stages::{Fault, Settings, Stage};
+use crate::sessions::{MODELS, MODES, Session, Sessions, Speaker};
+use crate::stages::{Fault, Models, Settings, Stage};
 use crate::steps;
 use crate::turn::Turn;
 use crate::wire::{
@@ -137,6 +137,8 @@ impl Agent {
             "session/resume" => Stage::Resume,
             "session/close" => Stage::Close,
             "session/set_mode" => Stage::SetMode,
+            "session/set_model" if self.settings.models == Some(Models::Older) => Stage::SetModel,
+            "session/set_config_option" if self.settings.models == Some(Models::Options) => Stage::SetModel,
             "session/prompt" => return self.prompt(id, &params),
             "_session/steering" => Stage::Steering,
             _ => {
@@ -234,6 +236,7 @@ impl Agent {
             Stage::Load | Stage::Resume => self.open_session(stage, params),
             Stage::Close => self.close_session(params),
             Stage::SetMode => self.set_mode(params),
+            Stage::SetModel => self.set_model(params),
             Stage::Steering => self.steer(params),
             Stage::Start | Stage::Initialize | Stage::Prompt | Stage::Cancel | Stage::Eof | Stage::Sigterm => {
                 Err(RpcError::new(INTERNAL_ERROR, "no request"))
@@ -273,7 +276,8 @@ impl Agent {
         let opened = json!({"method": "session/new", "params": params});
         self.sessions.create(&id, opened).map_err(internal)?;
         self.dress(Stage::New, &id);
-        let mut result = json!({"sessionId": id, "modes": modes(&self.session(&id)?)});
+        let mut result = self.choices(&id)?;
+        result["sessionId"] = json!(id);
         if self.settings.has(Stage::New, &Fault::NoSessionId)
             && let Some(members) = result.as_object_mut()
         {
@@ -305,7 +309,37 @@ impl Agent {
                 self.update(&id, json!({"sessionUpdate": kind, "content": content}));
             }
         }
-        Ok(json!({"modes": modes(&self.session(&id)?)}))
+        self.choices(&id)
+    }
+
+    /// What can be chosen in a session, as the answer that opens it says.
+    fn choices(&self, id: &str) -> Outcome {
+        let session = self.session(id)?;
+        let mut choices = json!({"modes": modes(&session)});
+        match self.settings.models {
+            None => {}
+            Some(Models::Older) => {
+                let available: Vec<_> = MODELS.iter().map(|model| json!({"modelId": model, "name": model})).collect();
+                choices["models"] = json!({"currentModelId": model_of(&session), "availableModels": available});
+            }
+            Some(Models::Options) => choices["configOptions"] = json!([model_option(&session)]),
+        }
+        Ok(choices)
+    }
+
+    fn set_model(&self, params: &Value) -> Outcome {
+        let id = session_id(params)?;
+        self.session(&id)?;
+        let is_option = self.settings.models == Some(Models::Options);
+        if is_option && params["configId"] != "model" {
+            return Err(RpcError::new(INVALID_PARAMS, format!("no option {}", params["configId"])));
+        }
+        let model = params[if is_option { "value" } else { "modelId" }].as_str().unwrap_or_default();
+        if !MODELS.contains(&model) {
+            return Err(RpcError::new(INVALID_PARAMS, format!("no model `{model}`")));
+        }
+        self.sessions.change(&id, |session| session.model = Some(model.into()));
+        Ok(if is_option { json!({"configOptions": [model_option(&self.session(&id)?)]}) } else { json!({}) })
     }
 
     /// Applies what the knobs of a stage say about the session it opened.
@@ -444,7 +478,7 @@ fn offer(settings: &Settings) -> Value {
             "loadSession": keeps,
             "promptCapabilities": {"image": true, "audio": true, "embeddedContext": true},
             "mcpCapabilities": {"http": false, "sse": false},
-            "sessionCapabilities": {"close": {}, "systemPrompt": {}},
+            "sessionCapabilities": {"close": {}, "systemPrompt": {"mode": {"override": {}}}},
         },
         "authMethods": [],
         "agentInfo": {
@@ -502,6 +536,18 @@ fn check_opening(params: &Value) -> Result<(), RpcError> {
 fn modes(session: &Session) -> Value {
     let available: Vec<_> = MODES.iter().map(|mode| json!({"id": mode, "name": mode})).collect();
     json!({"currentModeId": session.mode, "availableModes": available})
+}
+
+fn model_of(session: &Session) -> &str {
+    session.model.as_deref().unwrap_or(MODELS[0])
+}
+
+fn model_option(session: &Session) -> Value {
+    let values: Vec<_> = MODELS.iter().map(|model| json!({"value": model, "name": model})).collect();
+    json!({
+        "id": "model", "name": "Model", "category": "model", "type": "select",
+        "currentValue": model_of(session), "options": values,
+    })
 }
 
 fn session_id(params: &Value) -> Result<String, RpcError> {

@@ -35,6 +35,8 @@ pub struct Session {
     pub opened: Value,
     /// The current mode.
     pub mode: String,
+    /// The model that was chosen.
+    pub model: Option<String>,
     /// The id its updates carry instead of its own.
     pub updates_as: Option<String>,
 }
@@ -43,6 +45,9 @@ pub struct Session {
 pub const DEFAULT_MODE: &str = "default";
 /// The modes a session can be in.
 pub const MODES: &[&str] = &[DEFAULT_MODE, "plan", "bypass"];
+
+/// The models a session can use, the first one unless another is chosen.
+pub const MODELS: &[&str] = &["small", "large"];
 
 /// All conversations this process has open, and with a folder those of earlier processes.
 #[derive(Debug, Default)]
@@ -131,7 +136,7 @@ impl Sessions {
     }
 
     fn insert(&self, id: &str, history: Vec<Said>, opened: Value) {
-        let session = Session { history, opened, mode: DEFAULT_MODE.into(), updates_as: None };
+        let session = Session { history, opened, mode: DEFAULT_MODE.into(), model: None, updates_as: None };
         self.lock().insert(id.to_string(), session);
     }
 

@@ -32,6 +32,8 @@ pub enum Stage {
     Close,
     /// `session/set_mode` arrived.
     SetMode,
+    /// `session/set_model` or `session/set_config_option` arrived.
+    SetModel,
     /// `session/prompt` arrived.
     Prompt,
     /// `_session/steering` arrived.
@@ -54,6 +56,7 @@ const STAGES: &[(&str, Stage)] = &[
     ("RESUME", Stage::Resume),
     ("CLOSE", Stage::Close),
     ("SET_MODE", Stage::SetMode),
+    ("SET_MODEL", Stage::SetModel),
     ("PROMPT", Stage::Prompt),
     ("STEERING", Stage::Steering),
     ("CANCEL", Stage::Cancel),
@@ -177,6 +180,15 @@ impl Fault {
     }
 }
 
+/// How the models of a session are offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Models {
+    /// `models`: by `models` in the answer that opens a session, and `session/set_model`.
+    Older,
+    /// `options`: by a configuration option, and `session/set_config_option`.
+    Options,
+}
+
 /// Everything the environment says.
 #[derive(Debug, Default)]
 pub struct Settings {
@@ -187,6 +199,8 @@ pub struct Settings {
     pub capabilities: Option<Value>,
     /// `SCRIPTED_AGENT_STATE`: the folder in which sessions outlive the process.
     pub state: Option<PathBuf>,
+    /// `SCRIPTED_AGENT_MODELS`: how models are offered; not at all without it.
+    pub models: Option<Models>,
     /// `SCRIPTED_AGENT_COLLECTOR`: where to report, `HOST:PORT`.
     pub collector: Option<String>,
     /// `SCRIPTED_AGENT_TAG`: stands in every report, so that a collector can tell runs apart.
@@ -246,6 +260,13 @@ impl Settings {
                 self.capabilities = Some(value);
             }
             "STATE" => self.state = Some(value.into()),
+            "MODELS" => {
+                self.models = Some(match value.as_str() {
+                    "models" => Models::Older,
+                    "options" => Models::Options,
+                    _ => return Err("is neither `models` nor `options`".into()),
+                });
+            }
             "COLLECTOR" => self.collector = Some(value).filter(|value| !value.is_empty()),
             "TAG" => self.tag = Some(value),
             "STAMP" => {
@@ -314,6 +335,7 @@ mod tests {
     #[case("SCRIPTED_AGENT_SCRIPT", "!sya hello", "no such step")]
     #[case("SCRIPTED_AGENT_CAPABILITIES", "[]", "no JSON object")]
     #[case("SCRIPTED_AGENT_STAMP", "often", "milliseconds")]
+    #[case("SCRIPTED_AGENT_MODELS", "many", "neither")]
     fn a_mistake_is_named(#[case] variable: &str, #[case] value: &str, #[case] part: &str) {
         let error = read(variable, value).expect_err("refused");
         assert!(error.starts_with(variable) && error.contains(part), "{error}");

@@ -55,6 +55,9 @@ impl Run<'_> {
         let session = self.agent.sessions.get(self.session).unwrap_or_default();
         let mut opened = session.opened;
         opened["mode"] = json!(session.mode);
+        if let Some(model) = session.model {
+            opened["model"] = json!(model);
+        }
         self.fact(&opened.to_string());
     }
 }

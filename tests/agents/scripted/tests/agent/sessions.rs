@@ -124,6 +124,29 @@ fn a_session_says_how_it_was_opened() {
     assert_eq!(opened, json!({"method": "session/resume", "params": params, "mode": "default"}));
 }
 
+#[rstest]
+#[case("models", "session/set_model", json!({"modelId": "large"}), "session/set_config_option")]
+#[case("options", "session/set_config_option", json!({"configId": "model", "value": "large"}), "session/set_model")]
+fn a_model_is_chosen_the_way_it_is_offered(
+    #[case] offered: &str,
+    #[case] method: &str,
+    #[case] mut choice: Value,
+    #[case] other: &str,
+) {
+    let mut agent = Driver::start(&[("SCRIPTED_AGENT_MODELS", offered)]);
+    agent.initialize();
+    let opened = agent.new_session();
+    assert_eq!(opened["result"]["models"].is_object(), offered == "models");
+    assert_eq!(opened["result"]["configOptions"].is_array(), offered == "options");
+    choice["sessionId"] = json!(agent.session);
+    assert_eq!(agent.call(other, choice.clone())["error"]["code"], -32601);
+    assert!(agent.call(method, choice.clone())["error"].is_null());
+    let opened: Value = serde_json::from_str(&agent.prompt("!session").text()).expect("JSON");
+    assert_eq!(opened["model"], "large");
+    choice[if offered == "models" { "modelId" } else { "value" }] = json!("huge");
+    assert_eq!(agent.call(method, choice)["error"]["code"], -32602);
+}
+
 #[test]
 fn a_closed_session_takes_no_prompt() {
     let mut agent = Driver::open(&[]);

@@ -27,6 +27,8 @@ pub enum Turn {
     Recorded,
     /// Its prompt is with the agent.
     Running,
+    /// Its response was read, and what it left is being kept: too late for steering, not over yet.
+    Answered,
 }
 
 /// What became of messages, for the snapshot.
@@ -186,8 +188,7 @@ mod tests {
     #[test]
     fn c38_a_steer_goes_into_a_running_turn_or_is_rejected() {
         let mut inbox = Inbox::default();
-        for turn in [Turn::None, Turn::Recorded] {
-            let placement = if turn == Turn::None { 1 } else { 2 };
+        for (placement, turn) in [(1, Turn::None), (2, Turn::Recorded), (6, Turn::Answered)] {
             assert_eq!(inbox.deliver(message(placement, Delivery::Steer), turn, "t"), Asked::Nothing);
         }
         for placement in [3, 4, 5] {
@@ -200,7 +201,8 @@ mod tests {
         inbox.steered(5, Some(true), 1, "t");
         assert_eq!(
             outcomes(&inbox),
-            "m1:Rejected/NotDelivered m2:Rejected/NotDelivered m3:Steered m4:Rejected/NotDelivered m5:Rejected/Unconfirmed"
+            "m1:Rejected/NotDelivered m2:Rejected/NotDelivered m3:Steered m4:Rejected/NotDelivered m5:Rejected/Unconfirmed \
+             m6:Rejected/NotDelivered"
         );
         assert!(inbox.is_empty(), "it never becomes a turn of its own");
     }

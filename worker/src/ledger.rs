@@ -7,8 +7,8 @@
 
 use std::time::{Duration, Instant};
 use subagent_link::{
-    ACTIVITY_INTERVAL, Final, MAX_SNAPSHOT_BYTES, MAX_TURNS, MessageOutcome, ResultPayload, Session, Snapshot, Storing,
-    TranscriptPayload, Turn, WorkerMessage,
+    ACTIVITY_INTERVAL, Checkpoint, Final, MAX_SNAPSHOT_BYTES, MAX_TURNS, MessageOutcome, ResultPayload, Session,
+    Snapshot, Storing, TranscriptPayload, Turn, WorkerMessage,
 };
 
 /// Activity is reported at least this many times within the idle deadline, which the controller counts from the last
@@ -137,9 +137,15 @@ impl Ledger {
         self.turn = TurnState::Recorded(self.published);
     }
 
-    /// Notes the end of the turn; another may follow. It is reported with what comes next: the record of another turn, or
-    /// [`publish`](Self::publish).
-    pub fn end_turn(&mut self, stop_reason: &str, preview: Option<String>, finished_at: String) {
+    /// Notes the end of the turn and what was kept after it; another may follow. Both are reported together, with what comes
+    /// next: the record of another turn, or [`publish`](Self::publish). Without a checkpoint the one before stays the newest.
+    pub fn end_turn(
+        &mut self,
+        stop_reason: &str,
+        preview: Option<String>,
+        finished_at: String,
+        checkpoint: Option<Checkpoint>,
+    ) {
         if self.snapshot.final_.is_some() || self.turn == TurnState::Closed {
             return;
         }
@@ -148,6 +154,9 @@ impl Ledger {
             turn.stop_reason = Some(stop_reason.to_owned());
             turn.finished_at = Some(finished_at);
             turn.preview = preview;
+        }
+        if checkpoint.is_some() {
+            self.snapshot.checkpoint = checkpoint;
         }
         self.unreported = true;
     }
@@ -316,7 +325,7 @@ mod tests {
         assert!(ledger.permit().is_some());
         ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
         assert_eq!(ledger.turns(), 1, "never a second turn while one runs (c54)");
-        ledger.end_turn("Completed", Some("done".into()), "t".into());
+        ledger.end_turn("Completed", Some("done".into()), "t".into(), None);
         assert_eq!(ledger.pending(), None, "its end travels with what comes next");
         ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
         assert!(ledger.permit().is_none());
@@ -326,12 +335,26 @@ mod tests {
         assert_eq!((turns[0].stop_reason.as_deref(), turns[1].message_id.as_deref()), (Some("Completed"), Some("m2")));
     }
 
+    /// c41: a turn's end and what was kept after it are one report; a turn that left nothing takes nothing away.
+    #[test]
+    fn c41_a_turns_end_and_its_checkpoint_are_reported_together() {
+        let now = Instant::now();
+        let mut ledger = recorded();
+        let kept = Checkpoint { key: "u/1/1/ab".into(), digest: "ab".into(), size: 3, turn: 1 };
+        ledger.end_turn("Completed", None, "t".into(), Some(kept.clone()));
+        assert_eq!(ledger.seq(), 1, "nothing is reported before both are there");
+        ledger.record_turn(session(), None, "t".into(), now);
+        ledger.end_turn("Error", None, "t".into(), None);
+        ledger.finish(end("Error"), None, None, None, now);
+        assert_eq!(ledger.snapshot().checkpoint, Some(kept));
+    }
+
     #[test]
     fn t5_a_snapshot_stays_within_its_bound_for_ever() {
         let mut ledger = Ledger::new();
         for turn in 1..100 {
             ledger.record_turn(session(), Some(format!("m{turn}")), "t".into(), Instant::now());
-            ledger.end_turn("Completed", Some("\u{1}".repeat(1024)), "t".into());
+            ledger.end_turn("Completed", Some("\u{1}".repeat(1024)), "t".into(), None);
             ledger.publish(Instant::now());
             let size = serde_json::to_vec(ledger.snapshot()).unwrap().len();
             assert!(size <= MAX_SNAPSHOT_BYTES, "{size} bytes after {turn} turns");
@@ -474,7 +497,7 @@ mod tests {
                             prop_assert!(stored.session.is_some());
                         }
                     }
-                    Step::EndTurn => ledger.end_turn("Completed", None, "t".into()),
+                    Step::EndTurn => ledger.end_turn("Completed", None, "t".into(), None),
                     Step::Close => { ledger.close(); over = true; }
                     Step::Finish => { ledger.finish(end("Error"), None, None, None, now); over = true; }
                 }

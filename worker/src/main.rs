@@ -17,6 +17,7 @@ mod output;
 mod process;
 mod prompt;
 mod run;
+mod state;
 mod transcript;
 mod usage;
 

@@ -3,7 +3,11 @@
 //! Pure. A diagnostic is built from typed facts alone (stage, category, exit code, signal, error code, HTTP status,
 //! sizes): there is no way for text of the agent, of the prompt or of stderr to get into it.
 
-use crate::{output::floor, process::Exit};
+use crate::{
+    output::floor,
+    process::Exit,
+    state::{PackFault, RestoreFault},
+};
 use std::fmt::{self, Display, Write as _};
 use subagent_link::MAX_DIAGNOSTIC_BYTES;
 
@@ -12,6 +16,8 @@ use subagent_link::MAX_DIAGNOSTIC_BYTES;
 pub enum Stage {
     /// Waiting for the gateway and its assignment.
     Connecting,
+    /// The session files of an earlier pod are being put back.
+    Restoring,
     /// Starting the agent's process.
     Spawning,
     /// `initialize` is unanswered.
@@ -20,10 +26,18 @@ pub enum Stage {
     Authenticate,
     /// `session/new` is unanswered.
     SessionNew,
+    /// `session/load` is unanswered.
+    SessionLoad,
+    /// `session/resume` is unanswered.
+    SessionResume,
+    /// The session's model is being chosen.
+    SessionModel,
     /// The session's mode is being set.
     SessionMode,
     /// The turn's record is being stored, or the turn runs.
     Prompt,
+    /// The turn is answered, and the session files it left are being kept.
+    Checkpoint,
     /// No turn runs; another message may come.
     Idle,
     /// The turn is over, and its result, which fits no report, is being stored.
@@ -37,12 +51,17 @@ impl Stage {
     pub fn name(self) -> &'static str {
         match self {
             Self::Connecting => "Connecting",
+            Self::Restoring => "Restoring",
             Self::Spawning => "Spawning",
             Self::Initialize => "Initialize",
             Self::Authenticate => "Authenticate",
             Self::SessionNew => "SessionNew",
+            Self::SessionLoad => "SessionLoad",
+            Self::SessionResume => "SessionResume",
+            Self::SessionModel => "SessionModel",
             Self::SessionMode => "SessionMode",
             Self::Prompt => "Prompt",
+            Self::Checkpoint => "Checkpoint",
             Self::Idle => "Idle",
             Self::StoringResult => "StoringResult",
             Self::Stopping => "Stopping",
@@ -78,6 +97,10 @@ pub enum StartFault {
     Spawn(i32),
     /// The prompt that is mounted from a ConfigMap.
     Prompt(PromptFault),
+    /// The checkpoint to continue from does not fit the pod; nothing is wrong with itself.
+    State(RestoreFault),
+    /// It cannot be written to the pod's disk on its way; the system's error number.
+    Spool(Option<i32>),
 }
 
 /// Why a mounted prompt cannot be used. The controller looked at it before: it was changed since, or came later.
@@ -102,6 +125,8 @@ pub enum BadReply {
     NoSessionId,
     /// The wanted mode is not among those the agent offers.
     ModeNotOffered,
+    /// The wanted model is not among those the agent offers.
+    ModelNotOffered,
     /// A JSON-RPC error.
     Error(RpcFault),
 }
@@ -210,15 +235,51 @@ pub enum NotStored {
     },
 }
 
-/// What an assignment can ask for.
+/// Why a session was not kept after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// To continue a session; never answered with a new one (contract c40).
-    Session,
-    /// A persona.
+pub enum NotKept {
+    /// Its files could not be packed.
+    Packed(PackFault),
+    /// The checkpoint was not stored.
+    Stored {
+        /// Size in bytes.
+        size: i64,
+        /// Why.
+        why: NotStored,
+    },
+}
+
+/// What an assignment can ask for and the agent does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// A session that can be continued later.
+    Continuation,
+    /// A persona in place of its own.
     Persona,
-    /// A model.
+    /// A choice of models.
     Model,
+}
+
+/// Why a session cannot be continued. Nothing is ever begun in its place (contract c40).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotResumable {
+    /// The session store does not have its checkpoint, or has something else in its place.
+    Gone,
+    /// What came from the session store is not what was stored.
+    Different,
+    /// The checkpoint cannot be put back.
+    Unusable(RestoreFault),
+    /// The agent can neither load nor resume.
+    NoWay,
+    /// The agent answered with an error.
+    Unknown(Stage, RpcFault),
+    /// The agent loaded it without anything of its turns.
+    Empty {
+        /// Turns that were completed before.
+        turns: i64,
+    },
+    /// The agent opened another session in its place.
+    OtherSession,
 }
 
 /// How an attempt ended.
@@ -249,8 +310,12 @@ pub enum End {
     AuthRequired(Stage),
     /// The prompt holds a kind of content the agent does not take.
     ImagesNotTaken,
-    /// The assignment asks for what this worker does not carry out: nothing is accepted and then ignored (contract c7).
-    NotCarriedOut(Asked),
+    /// The agent lacks what the run asks for: nothing is accepted and then ignored (contract c7).
+    Lacks(Lack),
+    /// The session cannot be continued.
+    NotResumable(NotResumable),
+    /// The checkpoint to continue from could not be fetched.
+    NotFetched(NotStored),
     /// The agent ended during a turn; `None` when it only closed its output.
     Crashed(Option<Exit>),
     /// The agent ended with a session and no turn; `None` when it only closed its output.
@@ -271,10 +336,17 @@ pub enum End {
         /// Why.
         why: NotStored,
     },
+    /// The turn was answered, but what it left is not kept: the turn does not count as done (contract c41).
+    NotKept {
+        /// The turn.
+        turn: i64,
+        /// Why.
+        why: NotKept,
+    },
 }
 
 /// Facts beside the end itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Turns recorded in the ledger.
     pub accounted_turns: i64,
@@ -286,6 +358,10 @@ pub struct Circumstances {
     pub dropped_output: Option<u64>,
     /// The kernel killed a process because the container used more memory than this, in bytes (pitfall N2).
     pub exceeded_memory: Option<u64>,
+    /// What was in the way of what was not stored: the gateway's words or the system's, never the agent's.
+    pub trouble: Option<String>,
+    /// Names of the models the agent offers, when the wanted one is not among them: names and no other text.
+    pub offered: Vec<String>,
 }
 
 /// The end in the API's words.
@@ -330,12 +406,12 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
         }
         End::EndedEarly(..) | End::BadReply(..) | End::Version(_) => ("Error", "AgentHandshakeFailed"),
         End::AuthRequired(_) => ("Error", "AgentAuthRequired"),
-        End::NotCarriedOut(Asked::Session) => ("Error", "NotResumable"),
-        End::ImagesNotTaken | End::NotCarriedOut(_) => ("Error", "AgentHandshakeFailed"),
+        End::ImagesNotTaken | End::Lacks(_) => ("Error", "AgentHandshakeFailed"),
+        End::NotResumable(_) => ("Error", "NotResumable"),
         End::Crashed(_) | End::CrashedIdle(_) => ("Error", "AgentCrashed"),
         End::Protocol(..) => ("Error", "AgentProtocolError"),
         End::ResultTooLarge { .. } => ("Error", "ResultTooLarge"),
-        End::DurabilityFailed { .. } => ("Error", "DurabilityFailed"),
+        End::DurabilityFailed { .. } | End::NotKept { .. } | End::NotFetched(_) => ("Error", "DurabilityFailed"),
     }
 }
 
@@ -370,13 +446,10 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             )
         }
         End::ImagesNotTaken => "the prompt holds an image, which the agent does not take".to_owned(),
-        End::NotCarriedOut(asked) => {
-            let asked = match asked {
-                Asked::Session => "continue a session",
-                Asked::Persona => "set a persona",
-                Asked::Model => "choose a model",
-            };
-            format!("this version of the worker cannot {asked}; the agent was not started")
+        End::Lacks(lack) => lacks(*lack).to_owned(),
+        End::NotResumable(why) => not_resumable(*why),
+        End::NotFetched(why) => {
+            format!("the checkpoint to continue from was not fetched: {}", not_stored(*why))
         }
         End::Crashed(exit) => format!("during the turn, {}", Ended(*exit)),
         End::CrashedIdle(exit) => format!("between two turns, {}", Ended(*exit)),
@@ -390,7 +463,19 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             "the result of {size} bytes was not stored: {}; the transcript holds it as far as that was archived",
             not_stored(*why)
         ),
+        End::NotKept { turn, why: NotKept::Packed(fault) } => {
+            format!("the session was not kept after turn {turn}: {fault}")
+        }
+        End::NotKept { turn, why: NotKept::Stored { size, why } } => {
+            format!("the checkpoint of {size} bytes after turn {turn} was not stored: {}", not_stored(*why))
+        }
     };
+    if !circumstances.offered.is_empty() {
+        let _ = write!(text, "; it offers: {}", circumstances.offered.join(", "));
+    }
+    if let Some(trouble) = &circumstances.trouble {
+        let _ = write!(text, "; in the way was: {}", trouble.trim_end_matches('.'));
+    }
     if let Some(limit) = circumstances.exceeded_memory {
         let _ = write!(
             text,
@@ -411,6 +496,37 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
         );
     }
     text
+}
+
+fn lacks(lack: Lack) -> &'static str {
+    match lack {
+        Lack::Continuation => {
+            "the agent advertises neither session/load nor session/resume: its session could never be continued"
+        }
+        Lack::Persona => {
+            "the agent does not advertise that a persona can replace its own instructions \
+             (sessionCapabilities.systemPrompt.mode.override)"
+        }
+        Lack::Model => "the agent offers no choice of models, and agentOptions.model names one",
+    }
+}
+
+fn not_resumable(why: NotResumable) -> String {
+    match why {
+        NotResumable::Gone => {
+            "the session store does not have the child's checkpoint, or has something else in its place".to_owned()
+        }
+        NotResumable::Different => "what came from the session store is not the checkpoint that was stored".to_owned(),
+        NotResumable::Unusable(fault) => format!("the child's checkpoint cannot be put back: {fault}"),
+        NotResumable::NoWay => "the agent advertises neither session/load nor session/resume".to_owned(),
+        NotResumable::Unknown(stage, fault) => {
+            format!("in stage {}, the agent did not open the session: it answered with {fault}", stage.name())
+        }
+        NotResumable::Empty { turns } => {
+            format!("the agent loaded the session without anything of its past, although {turns} turns were completed")
+        }
+        NotResumable::OtherSession => "the agent speaks of another session than the one it was to continue".to_owned(),
+    }
 }
 
 fn stopped(cause: StopCause) -> &'static str {
@@ -451,6 +567,11 @@ fn start_fault(fault: StartFault) -> String {
                 .to_owned()
         }
         StartFault::Spawn(number) => format!("the system refused to start the command, error number {number}"),
+        StartFault::State(fault) => format!("the checkpoint to continue from was not put back: {fault}"),
+        StartFault::Spool(number) => {
+            let number = number.map(|number| format!(", error number {number}")).unwrap_or_default();
+            format!("the checkpoint to continue from cannot be written to the pod's disk{number}")
+        }
         StartFault::Prompt(fault) => {
             let what = match fault {
                 PromptFault::Unreadable => "cannot be read by the container's user",
@@ -468,6 +589,7 @@ fn bad_reply(reply: BadReply) -> String {
         BadReply::Malformed => "the agent's answer is not what the protocol says".to_owned(),
         BadReply::NoSessionId => "the agent's answer holds no session id of 1 to 256 bytes".to_owned(),
         BadReply::ModeNotOffered => "the agent does not offer the session mode the provider asks for".to_owned(),
+        BadReply::ModelNotOffered => "the agent does not offer the model of agentOptions.model".to_owned(),
         BadReply::Error(fault) => format!("the agent answered with {fault}"),
     }
 }
@@ -529,6 +651,8 @@ mod tests {
         foreign_updates: 0,
         dropped_output: None,
         exceeded_memory: None,
+        trouble: None,
+        offered: Vec::new(),
     };
 
     #[rstest]
@@ -545,11 +669,14 @@ mod tests {
     #[case(End::BadReply(Stage::SessionNew, BadReply::NoSessionId), "Error", "AgentHandshakeFailed")]
     #[case(End::Version(2), "Error", "AgentHandshakeFailed")]
     #[case(End::AuthRequired(Stage::SessionNew), "Error", "AgentAuthRequired")]
-    #[case(End::NotCarriedOut(Asked::Session), "Error", "NotResumable")]
-    #[case(End::NotCarriedOut(Asked::Persona), "Error", "AgentHandshakeFailed")]
+    #[case(End::NotResumable(NotResumable::Gone), "Error", "NotResumable")]
+    #[case(End::Lacks(Lack::Persona), "Error", "AgentHandshakeFailed")]
+    #[case(End::NotFetched(NotStored::Refused(507)), "Error", "DurabilityFailed")]
+    #[case(End::NotStarted(StartFault::State(RestoreFault::TooLarge(1))), "Error", "AgentStartFailed")]
     #[case(End::Crashed(Some(Exit::Code(0))), "Error", "AgentCrashed")]
     #[case(End::Protocol(Stage::Prompt, ProtocolFault::FrameTooLong(1)), "Error", "AgentProtocolError")]
     #[case(End::ResultTooLarge { size: 2, limit: 1 }, "Error", "ResultTooLarge")]
+    #[case::c41(End::NotKept { turn: 1, why: NotKept::Packed(PackFault::Nothing) }, "Error", "DurabilityFailed")]
     #[case::c31(End::DurabilityFailed { size: 2, why: NotStored::Refused(507) }, "Error", "DurabilityFailed")]
     fn c25_c26_stop_reason_and_reason(#[case] end: End, #[case] stop_reason: &str, #[case] reason: &str) {
         let settlement = settle(&end, &ONE_TURN);

@@ -8,9 +8,8 @@ use crate::{
 use agent_client_protocol::{
     schema::ProtocolVersion,
     v1::schema::{
-        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, CloseSessionRequest, ContentBlock, ImageContent,
-        Implementation, InitializeRequest, NewSessionRequest, PromptRequest, ResourceLink, SessionConfigOptionValue,
-        SetSessionConfigOptionRequest, SetSessionModeRequest, StopReason, TextContent,
+        AGENT_METHOD_NAMES, AuthenticateRequest, CancelNotification, ContentBlock, ImageContent, Implementation,
+        InitializeRequest, PromptRequest, ResourceLink, StopReason, TextContent,
     },
 };
 use serde::Serialize;
@@ -20,11 +19,12 @@ use subagent_link::{Agent, ContentBlock as PromptBlock};
 /// Largest answer of the handshake in bytes. Real ones are a few KiB; modes and models make them grow.
 const MAX_REPLY_BYTES: usize = 1024 * 1024;
 /// Longest session id and longest name or version of an agent in bytes (see `subagent_link::Agent`).
-const MAX_NAME_BYTES: usize = 256;
+pub(super) const MAX_NAME_BYTES: usize = 256;
 /// Method of the steering extension; agents advertise it at `initialize` in `_meta.steering`.
 const STEERING: &str = "_session/steering";
 
-fn call(method: &'static str, params: &impl Serialize) -> Call {
+/// A request or notification with the parameters of the protocol's own types.
+pub(super) fn call(method: &'static str, params: &impl Serialize) -> Call {
     // The crate's types hold strings and numbers only; these always serialise.
     Call { method, params: serde_json::to_value(params).unwrap_or_default() }
 }
@@ -38,11 +38,6 @@ pub fn initialize() -> Call {
 /// `authenticate`.
 pub fn authenticate(method: &str) -> Call {
     call(AGENT_METHOD_NAMES.authenticate, &AuthenticateRequest::new(method.to_owned()))
-}
-
-/// `session/new`, without MCP servers.
-pub fn new_session(cwd: &str) -> Call {
-    call(AGENT_METHOD_NAMES.session_new, &NewSessionRequest::new(cwd))
 }
 
 /// `session/prompt`.
@@ -83,11 +78,6 @@ pub fn cancel(session_id: &str) -> Call {
     call(AGENT_METHOD_NAMES.session_cancel, &CancelNotification::new(session_id.to_owned()))
 }
 
-/// `session/close`.
-pub fn close_session(session_id: &str) -> Call {
-    call(AGENT_METHOD_NAMES.session_close, &CloseSessionRequest::new(session_id.to_owned()))
-}
-
 /// What an agent says of itself.
 #[derive(Debug, PartialEq)]
 pub enum Introduced {
@@ -124,7 +114,8 @@ fn capabilities(reply: &Value) -> Vec<String> {
         ("ResumeSession", "/agentCapabilities/sessionCapabilities/resume"),
         ("ForkSession", "/agentCapabilities/sessionCapabilities/fork"),
         ("CloseSession", "/agentCapabilities/sessionCapabilities/close"),
-        ("Persona", "/agentCapabilities/sessionCapabilities/systemPrompt"),
+        // A persona replaces the agent's own instructions (contract c17); one that is only added to them is none.
+        ("Persona", "/agentCapabilities/sessionCapabilities/systemPrompt/mode/override"),
         ("ImagePrompt", "/agentCapabilities/promptCapabilities/image"),
         ("AudioPrompt", "/agentCapabilities/promptCapabilities/audio"),
         ("EmbeddedContext", "/agentCapabilities/promptCapabilities/embeddedContext"),
@@ -135,69 +126,6 @@ fn capabilities(reply: &Value) -> Vec<String> {
         .filter(|(_, path)| reply.pointer(path).is_some_and(|value| value.is_object() || value == &Value::Bool(true)))
         .map(|(name, _)| (*name).to_owned())
         .collect()
-}
-
-/// How a wanted mode is set.
-#[derive(Debug)]
-pub enum ModeChange {
-    /// By this request.
-    Request(Call),
-    /// Not at all: the agent lists its modes and it is not among them.
-    NotOffered,
-}
-
-/// A new session.
-#[derive(Debug)]
-pub struct NewSession {
-    /// Its id.
-    pub id: String,
-    reply: Value,
-}
-
-/// Reads the answer to `session/new`.
-///
-/// # Errors
-/// [`BadReply`] without a session id that fits the API.
-pub fn read_session(reply: &RawValue) -> Result<NewSession, BadReply> {
-    let reply = read(reply)?;
-    let id = reply.get("sessionId").and_then(Value::as_str).ok_or(BadReply::NoSessionId)?.to_owned();
-    if id.is_empty() || id.len() > MAX_NAME_BYTES {
-        return Err(BadReply::NoSessionId);
-    }
-    Ok(NewSession { id, reply })
-}
-
-/// How to bring a session into a mode: by `session/set_mode` where the agent lists modes, by a configuration option of
-/// the category `mode` where it has one of those, and by `session/set_mode` on trust where it lists neither.
-pub fn mode_change(session: &NewSession, mode: &str) -> ModeChange {
-    let set_mode = || {
-        let request = SetSessionModeRequest::new(session.id.clone(), mode.to_owned());
-        ModeChange::Request(call(AGENT_METHOD_NAMES.session_set_mode, &request))
-    };
-    let listed = session.reply.pointer("/modes/availableModes").and_then(Value::as_array);
-    if listed.is_some_and(|modes| modes.iter().any(|offered| offered.get("id").and_then(Value::as_str) == Some(mode))) {
-        return set_mode();
-    }
-    let options = session.reply.get("configOptions").and_then(Value::as_array);
-    let option = options.into_iter().flatten().find(|option| {
-        let is = |field: &str| option.get(field).and_then(Value::as_str) == Some("mode");
-        (is("category") || is("id")) && offers(option, mode)
-    });
-    if let Some(id) = option.and_then(|option| option.get("id")).and_then(Value::as_str) {
-        let value = SessionConfigOptionValue::value_id(mode.to_owned());
-        let request = SetSessionConfigOptionRequest::new(session.id.clone(), id.to_owned(), value);
-        return ModeChange::Request(call(AGENT_METHOD_NAMES.session_set_config_option, &request));
-    }
-    if listed.is_some() { ModeChange::NotOffered } else { set_mode() }
-}
-
-/// True when a select option has this value, directly or in a group.
-fn offers(option: &Value, wanted: &str) -> bool {
-    let values = option.get("options").and_then(Value::as_array);
-    values.into_iter().flatten().any(|value| {
-        value.get("value").and_then(Value::as_str) == Some(wanted)
-            || (value.get("options").is_some() && offers(value, wanted))
-    })
 }
 
 /// A turn's end.
@@ -225,7 +153,8 @@ pub fn read_stop(reply: &RawValue) -> Option<TurnEnd> {
     Some(TurnEnd { stop, usage: reply.get("usage").cloned() })
 }
 
-fn read(reply: &RawValue) -> Result<Value, BadReply> {
+/// An answer as JSON.
+pub(super) fn read(reply: &RawValue) -> Result<Value, BadReply> {
     if reply.get().len() > MAX_REPLY_BYTES {
         return Err(BadReply::Malformed);
     }
@@ -251,11 +180,6 @@ mod tests {
             call.params["clientCapabilities"],
             json!({"fs": {"readTextFile": false, "writeTextFile": false}, "terminal": false, "auth": {"terminal": false}})
         );
-    }
-
-    #[test]
-    fn c18_the_session_has_the_working_directory_and_no_mcp_servers() {
-        assert_eq!(new_session("/workspace").params, json!({"cwd": "/workspace", "mcpServers": []}));
     }
 
     #[test]
@@ -294,7 +218,7 @@ mod tests {
             "agentCapabilities": {
                 "loadSession": true,
                 "promptCapabilities": {"image": true, "audio": false},
-                "sessionCapabilities": {"resume": {}, "fork": null},
+                "sessionCapabilities": {"resume": {}, "fork": null, "systemPrompt": {"mode": null}},
             },
             "_meta": {"steering": {"supported": true}},
         });
@@ -313,36 +237,6 @@ mod tests {
     #[case(json!(null), Err(BadReply::Malformed))]
     fn c53_other_versions_and_bad_replies(#[case] reply: Value, #[case] want: Result<Introduced, BadReply>) {
         assert_eq!(read_initialize(&raw(reply)), want);
-    }
-
-    #[rstest]
-    #[case(json!({}))]
-    #[case(json!({"sessionId": ""}))]
-    #[case(json!({"sessionId": 7}))]
-    #[case(json!({"sessionId": "x".repeat(257)}))]
-    fn c53_a_session_needs_an_id(#[case] reply: Value) {
-        assert_eq!(read_session(&raw(reply)).unwrap_err(), BadReply::NoSessionId);
-    }
-
-    #[rstest]
-    #[case(json!({"modes": {"availableModes": [{"id": "plan"}, {"id": "ask"}]}}), "session/set_mode")]
-    #[case(json!({"modes": {"availableModes": [{"id": "ask"}]}}), "not offered")]
-    #[case(json!({}), "session/set_mode")]
-    #[case(
-        json!({"configOptions": [{"id": "m", "category": "mode", "type": "select", "options": [{"value": "plan"}]}]}),
-        "session/set_config_option"
-    )]
-    #[case(
-        json!({"configOptions": [{"id": "mode", "options": [{"group": "g", "options": [{"value": "plan"}]}]}]}),
-        "session/set_config_option"
-    )]
-    fn modes_are_set_the_way_the_agent_offers(#[case] mut reply: Value, #[case] want: &str) {
-        reply["sessionId"] = json!("s");
-        let session = read_session(&raw(reply)).unwrap();
-        match mode_change(&session, "plan") {
-            ModeChange::Request(call) => assert_eq!(call.method, want),
-            ModeChange::NotOffered => assert_eq!("not offered", want),
-        }
     }
 
     #[rstest]

@@ -12,15 +12,18 @@ mod frame;
 mod handshake;
 mod lines;
 pub mod permission;
+mod session;
 mod update;
 
 pub use connection::{Call, Connection, Incoming};
 pub use frame::Frame;
 pub use handshake::{
-    Introduced, ModeChange, NewSession, authenticate, cancel, close_session, initialize, mode_change, new_session,
-    prompt, read_initialize, read_session, read_steered, read_stop, steer,
+    Introduced, authenticate, cancel, initialize, prompt, read_initialize, read_steered, read_stop, steer,
 };
 pub use lines::{Line, LineReader, MAX_LINE_BYTES};
+pub use session::{
+    Change, OpenSession, close_session, load_session, new_session, read_reopened, read_session, resume_session,
+};
 pub use update::{ToolCall, Update, parse as parse_update};
 
 /// Method of a request for permission.

@@ -1,21 +1,12 @@
 //! One try of an upload: a request of its own beside the link, with the same token, roots and fence.
 
-use super::connection::{bearer, open};
+use super::request::send;
 use crate::config::Settings;
 use anyhow::Context;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{
-    Request, Uri,
-    body::Bytes,
-    client::conn::http1,
-    header::{AUTHORIZATION, HOST},
-};
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
+use hyper::{Method, body::Bytes};
 use subagent_link::{ResultUpload, UPLOAD_TIMEOUT, refused_for_good};
 use tokio::time::timeout;
-
-/// Longest answer that is read, in bytes: a sentence.
-const MAX_ANSWER: usize = 16 * 1024;
 
 /// What is to be uploaded. A clone shares the bytes.
 #[derive(Clone, Debug)]
@@ -26,13 +17,31 @@ pub struct Content {
     pub bytes: Bytes,
 }
 
-/// An upload that was not stored.
+/// A request that did not lead to what was asked.
 #[derive(Debug)]
 pub enum Failure {
-    /// It never will be: the gateway's HTTP status, and what it said.
+    /// It never will: the gateway's HTTP status, and what it said.
     Refused(u16, String),
     /// Another try may help: the gateway's HTTP status, if it answered, and what was in the way.
     Trouble(Option<u16>, String),
+}
+
+impl Failure {
+    /// An answer that is none of the good ones.
+    pub fn answered(status: u16, said: String) -> Self {
+        if refused_for_good(status) {
+            Self::Refused(status, said)
+        } else {
+            Self::Trouble(Some(status), format!("{said} (HTTP status {status} of the gateway)"))
+        }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    /// No answer at all.
+    fn from(error: anyhow::Error) -> Self {
+        Self::Trouble(None, format!("{error:#}"))
+    }
 }
 
 /// Uploads, and returns once it is stored.
@@ -40,31 +49,14 @@ pub enum Failure {
 /// # Errors
 /// [`Failure`].
 pub async fn put(settings: &Settings, content: &Content) -> Result<(), Failure> {
-    let trouble = |error: anyhow::Error| Failure::Trouble(None, format!("{error:#}"));
     let request = timeout(UPLOAD_TIMEOUT, request(settings, content)).await;
-    let (status, said) = request.context("it took too long").and_then(std::convert::identity).map_err(trouble)?;
-    match status {
-        200..300 => Ok(()),
-        status if refused_for_good(status) => Err(Failure::Refused(status, said)),
-        status => Err(Failure::Trouble(Some(status), format!("{said} (HTTP status {status} of the gateway)"))),
-    }
+    let (status, said) = request.context("it took too long").and_then(std::convert::identity)?;
+    if (200..300).contains(&status) { Ok(()) } else { Err(Failure::answered(status, said)) }
 }
 
 async fn request(settings: &Settings, content: &Content) -> anyhow::Result<(u16, String)> {
-    let gateway: Uri = settings.worker.gateway.parse().context("the gateway's address")?;
-    let authority = gateway.authority().context("the gateway's address has no host")?.as_str();
-    let request = Request::put(content.announced.path())
-        .header(HOST, authority)
-        .header(AUTHORIZATION, bearer(settings)?)
-        .body(Full::new(content.bytes.clone()))
-        .context("composing the request")?;
-    let stream = open(settings, &gateway).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("opening HTTP")?;
-    // It ends with the sender.
-    tokio::spawn(connection);
-    let answer = sender.send_request(request).await.context("sending")?;
-    let status = answer.status().as_u16();
-    let said = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
-    let said = said.map(|said| String::from_utf8_lossy(&said.to_bytes()).into_owned()).unwrap_or_default();
-    Ok((status, said))
+    let (path, bytes) = (content.announced.path(), content.bytes.clone());
+    let size = bytes.len() as u64;
+    let answer = send(settings, Method::PUT, path, Full::new(bytes), size).await?;
+    Ok((answer.status(), answer.words().await))
 }

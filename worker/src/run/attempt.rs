@@ -2,6 +2,7 @@
 
 use super::{
     agent::{AgentEvent, RunningAgent},
+    keep::State,
     share::Share,
     upload::{self, Upload},
 };
@@ -10,7 +11,7 @@ use crate::{
     inbox::{Inbox, Turn},
     ledger::Ledger,
     link::{Link, LinkEvent},
-    outcome::{Circumstances, End, Stage, StopCause},
+    outcome::{Circumstances, End, NotResumable, Stage, StopCause},
     output::Output,
     process::{Exit, Memory, Reaper},
     transcript::{Speaker, Transcript},
@@ -89,12 +90,20 @@ pub struct Attempt {
     pub(super) inbox: Inbox,
     /// The turn of an activation.
     pub(super) turn: Turn,
+    /// The session files of a continuable child.
+    pub(super) state: Option<State>,
     /// The agent ended while nobody waited for anything of it; how, unless it only closed its output.
     pub(super) gone: Option<Option<Exit>>,
     /// Placements of steering messages by the number of their request.
     pub(super) steers: HashMap<u64, i64>,
     /// The agent's session.
     pub(super) session_id: Option<String>,
+    /// It is one of an earlier pod: no other may take its place.
+    pub(super) is_continued: bool,
+    /// Updates of the session's past so far, while it is being loaded.
+    pub(super) replayed: Option<u64>,
+    /// The agent spoke of another session than the one it continues.
+    pub(super) has_strayed: bool,
     pub(super) circumstances: Circumstances,
     pub(super) memory: Memory,
     /// Titles of tool calls, for updates that carry only the id.
@@ -155,9 +164,13 @@ impl Attempt {
             open_prompt: None,
             inbox: Inbox::default(),
             turn: Turn::None,
+            state: None,
             gone: None,
             steers: HashMap::new(),
             session_id: None,
+            is_continued: false,
+            replayed: None,
+            has_strayed: false,
             circumstances: Circumstances::default(),
             memory: Memory::watch(),
             tools: HashMap::new(),
@@ -213,6 +226,10 @@ impl Attempt {
     pub fn go_on(&self, stage: Stage, prompted: bool) -> Result<(), Halt> {
         if self.refused.is_some() {
             return Err(Halt::Refused);
+        }
+        // R8: whatever came of it is not the child's.
+        if self.has_strayed {
+            return Err(Halt::End(End::NotResumable(NotResumable::OtherSession)));
         }
         match self.stop {
             Some(cause) => Err(Halt::End(End::Stopped { cause, stage, prompted })),

@@ -1,24 +1,51 @@
-//! From the started process to a session: initialize, authenticate, session/new, mode (contract c53).
+//! From the started process to a session: initialize, authenticate, session/new, load or resume, model, mode (contract c40,
+//! c53).
 
 use super::{
     agent::AgentEvent,
     attempt::{Attempt, Halt, Wake},
 };
 use crate::{
-    acp::{self, Frame, Introduced, ModeChange, NewSession},
-    outcome::{BadReply, End, ProtocolFault, RpcFault, Stage},
+    acp::{self, Change, Frame, Introduced, OpenSession},
+    outcome::{BadReply, End, Lack, NotResumable, ProtocolFault, RpcFault, Stage},
 };
 use serde_json::value::RawValue;
-use subagent_link::AcpTransport;
+use subagent_link::{AcpTransport, Assignment, ContinuedSession, SessionOrigin};
+
+/// What a session is to be, beside what its provider says of every session.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// The session to continue; a new one when absent.
+    pub session: Option<ContinuedSession>,
+    /// It is to be continued later.
+    pub is_kept: bool,
+    /// The persona.
+    pub persona: Option<String>,
+    /// The model.
+    pub model: Option<String>,
+}
+
+impl Wanted {
+    /// What an assignment asks for.
+    pub fn of(assignment: &Assignment) -> Self {
+        let continuation = assignment.continuation.as_ref();
+        Self {
+            session: continuation.and_then(|continuation| continuation.session.clone()),
+            is_kept: continuation.is_some_and(|continuation| !continuation.state_paths.is_empty()),
+            persona: assignment.persona.clone(),
+            model: assignment.model.clone(),
+        }
+    }
+}
 
 impl Attempt {
     /// Shakes hands and opens a session.
     ///
     /// # Errors
     /// [`Halt`]: the agent fails at it, or the attempt is stopped.
-    pub async fn handshake(&mut self, transport: &AcpTransport) -> Result<NewSession, Halt> {
+    pub async fn handshake(&mut self, transport: &AcpTransport, wanted: &Wanted) -> Result<OpenSession, Halt> {
         self.introduce(transport).await?;
-        self.open_session(transport).await
+        self.open_session(transport, wanted).await
     }
 
     /// initialize, and authenticate where the provider says how.
@@ -41,20 +68,48 @@ impl Attempt {
         Ok(())
     }
 
-    /// session/new, and its mode.
+    /// session/new, or the way to continue a session, and then its model and mode: the agent knows them no more after that.
     ///
     /// # Errors
     /// As [`handshake`](Self::handshake).
-    pub(super) async fn open_session(&mut self, transport: &AcpTransport) -> Result<NewSession, Halt> {
-        let cwd = self.settings.worker.cwd.clone();
-        let reply = self.call(Stage::SessionNew, acp::new_session(&cwd)).await?;
-        let session = acp::read_session(&reply).map_err(|reply| bad(Stage::SessionNew, reply))?;
-        self.session_id = Some(session.id.clone());
-        self.say(&format!("session {}", session.id));
+    pub(super) async fn open_session(
+        &mut self,
+        transport: &AcpTransport,
+        wanted: &Wanted,
+    ) -> Result<OpenSession, Halt> {
+        if wanted.persona.is_some() && !self.agent_takes("Persona") {
+            return Err(Halt::End(End::Lacks(Lack::Persona)));
+        }
+        let session = match &wanted.session {
+            Some(session) => self.continue_session(session, wanted.persona.as_deref()).await?,
+            None => self.new_session(wanted).await?,
+        };
+        if session.offers_models() {
+            self.ledger.note(|snapshot| {
+                if let Some(agent) = &mut snapshot.agent {
+                    agent.capabilities.push("AgentModel".to_owned());
+                }
+            });
+        }
+        if let Some(model) = &wanted.model {
+            match session.model_change(model) {
+                Change::NoneOffered => return Err(Halt::End(End::Lacks(Lack::Model))),
+                Change::NotOffered(offered) => {
+                    self.circumstances.offered = offered;
+                    return Err(bad(Stage::SessionModel, BadReply::ModelNotOffered));
+                }
+                Change::Request(request) => {
+                    self.call(Stage::SessionModel, request).await?;
+                    self.say(&format!("model {model}"));
+                }
+            }
+        }
         if !transport.session_mode.is_empty() {
-            match acp::mode_change(&session, &transport.session_mode) {
-                ModeChange::NotOffered => return Err(bad(Stage::SessionMode, BadReply::ModeNotOffered)),
-                ModeChange::Request(request) => {
+            match session.mode_change(&transport.session_mode) {
+                Change::NotOffered(_) | Change::NoneOffered => {
+                    return Err(bad(Stage::SessionMode, BadReply::ModeNotOffered));
+                }
+                Change::Request(request) => {
                     self.call(Stage::SessionMode, request).await?;
                     self.say(&format!("session mode {}", transport.session_mode));
                 }
@@ -63,11 +118,64 @@ impl Attempt {
         Ok(session)
     }
 
+    async fn new_session(&mut self, wanted: &Wanted) -> Result<OpenSession, Halt> {
+        // R6: said at the start, not after the first turn.
+        if wanted.is_kept && !self.agent_takes("LoadSession") && !self.agent_takes("ResumeSession") {
+            return Err(Halt::End(End::Lacks(Lack::Continuation)));
+        }
+        let request = acp::new_session(&self.settings.worker.cwd, wanted.persona.as_deref());
+        let reply = self.call(Stage::SessionNew, request).await?;
+        let session = acp::read_session(&reply).map_err(|reply| bad(Stage::SessionNew, reply))?;
+        self.session_id = Some(session.id.clone());
+        self.say(&format!("session {}", session.id));
+        Ok(session)
+    }
+
+    /// session/resume, or session/load where only that is advertised. Whatever keeps the agent from it ends the attempt:
+    /// there is no other session that could be meant (contract c40).
+    async fn continue_session(
+        &mut self,
+        session: &ContinuedSession,
+        persona: Option<&str>,
+    ) -> Result<OpenSession, Halt> {
+        let (id, cwd) = (session.id.as_str(), self.settings.worker.cwd.clone());
+        let (stage, how, request) = if self.agent_takes("ResumeSession") {
+            (Stage::SessionResume, SessionOrigin::Resumed, acp::resume_session(id, &cwd, persona))
+        } else if self.agent_takes("LoadSession") {
+            (Stage::SessionLoad, SessionOrigin::Loaded, acp::load_session(id, &cwd, persona))
+        } else {
+            return Err(not_resumable(NotResumable::NoWay));
+        };
+        // From here on every update has to be of this session.
+        self.session_id = Some(id.to_owned());
+        self.is_continued = true;
+        self.replayed = (how == SessionOrigin::Loaded).then_some(0);
+        let reply = self.call(stage, request).await.map_err(|halt| match halt {
+            Halt::End(End::BadReply(stage, BadReply::Error(fault))) => {
+                not_resumable(NotResumable::Unknown(stage, fault))
+            }
+            other => other,
+        })?;
+        let replayed = self.replayed.take();
+        let opened = acp::read_reopened(id, how, &reply).map_err(|reply| bad(stage, reply))?;
+        let opened = opened.ok_or_else(|| not_resumable(NotResumable::OtherSession))?;
+        // The last updates of a replay come right before the answer.
+        self.go_on(stage, false)?;
+        if replayed == Some(0) && session.completed_turns > 0 {
+            return Err(not_resumable(NotResumable::Empty { turns: session.completed_turns }));
+        }
+        match replayed {
+            Some(count) => self.say(&format!("session {id} loaded; {count} updates told of its past")),
+            None => self.say(&format!("session {id} resumed")),
+        }
+        Ok(opened)
+    }
+
     /// session/close. Nothing is decided by its answer.
     ///
     /// # Errors
     /// As [`handshake`](Self::handshake).
-    pub(super) async fn close_session(&mut self, session: &NewSession) -> Result<(), Halt> {
+    pub(super) async fn close_session(&mut self, session: &OpenSession) -> Result<(), Halt> {
         self.call(Stage::Stopping, acp::close_session(&session.id)).await.map(drop)
     }
 
@@ -105,6 +213,10 @@ impl Attempt {
 
 fn bad(stage: Stage, reply: BadReply) -> Halt {
     Halt::End(End::BadReply(stage, reply))
+}
+
+fn not_resumable(why: NotResumable) -> Halt {
+    Halt::End(End::NotResumable(why))
 }
 
 /// An agent that does not read.

@@ -6,9 +6,13 @@
 
 mod agent;
 mod attempt;
+mod beside;
 mod handshake;
+mod keep;
 mod narrate;
 mod probe;
+mod restore;
+mod retry;
 mod serve;
 mod share;
 mod stop;
@@ -17,12 +21,13 @@ mod upload;
 
 use crate::{
     config::Settings,
-    outcome::{Asked, End, Stage, StartFault},
+    outcome::{End, Stage, StartFault},
     process,
     prompt::LoadedPrompt,
 };
 use anyhow::Context;
 use attempt::{Attempt, Halt};
+use handshake::Wanted;
 use std::{ffi::OsString, process::ExitCode};
 use subagent_link::Assignment;
 
@@ -85,39 +90,30 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     attempt.permission = assignment.transport.permission;
     attempt.stop_graces = assignment.stop;
     attempt.limit_result(&assignment);
+    attempt.state = assignment.continuation.as_ref().and_then(keep::State::of);
     attempt.show_deadlines(&assignment.deadlines);
     if let Some(seconds) = assignment.deadlines.idle_seconds {
         attempt.ledger.keep_alive_within(seconds);
     }
-    if let Some(asked) = not_carried_out(&assignment) {
-        return Err(Halt::End(End::NotCarriedOut(asked)));
+    let wanted = Wanted::of(&assignment);
+    if let (Some(session), Some(continuation)) = (&wanted.session, &assignment.continuation) {
+        attempt.restore(session, continuation).await?;
     }
     attempt.enter(Stage::Spawning);
     let Some(prompt) = assignment.prompt else {
         attempt.start_agent(argv)?;
-        let session = attempt.handshake(&assignment.transport).await?;
+        let session = attempt.handshake(&assignment.transport, &wanted).await?;
         return attempt.serve(&session).await;
     };
     let prompt = LoadedPrompt::load(prompt).map_err(|fault| Halt::End(End::NotStarted(StartFault::Prompt(fault))))?;
     attempt.ledger.note(|snapshot| snapshot.prompt.clone_from(&prompt.digest));
     attempt.start_agent(argv)?;
-    let session = attempt.handshake(&assignment.transport).await?;
+    let session = attempt.handshake(&assignment.transport, &wanted).await?;
     if prompt.has_image() && !attempt.agent_takes("ImagePrompt") {
         return Err(Halt::End(End::ImagesNotTaken));
     }
     let permit = attempt.record_turn(&session, None).await?;
     attempt.turn(permit, &session, &prompt.blocks).await
-}
-
-/// What the assignment asks for and this worker does not do.
-fn not_carried_out(assignment: &Assignment) -> Option<Asked> {
-    let session = assignment.continuation.as_ref().and_then(|continuation| continuation.session.as_ref());
-    let asked = [
-        (session.is_some(), Asked::Session),
-        (assignment.persona.is_some(), Asked::Persona),
-        (assignment.model.is_some(), Asked::Model),
-    ];
-    asked.into_iter().find_map(|(is_asked, what)| is_asked.then_some(what))
 }
 
 async fn wait_for_assignment(attempt: &mut Attempt) -> Result<Assignment, Halt> {

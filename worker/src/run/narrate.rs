@@ -59,7 +59,11 @@ impl Attempt {
         let Some(told) = acp::parse_update(params) else { return };
         if self.session_id.as_ref().is_some_and(|known| *known != told.session_id) {
             self.circumstances.foreign_updates += 1;
+            self.has_strayed |= self.is_continued;
             return;
+        }
+        if self.replayed.is_some() {
+            return self.take_replayed(told.update);
         }
         // Text before the prompt or behind its response belongs to no turn: it is shown and is no output (c28).
         let in_turn = self.open_prompt.is_some();
@@ -97,6 +101,25 @@ impl Attempt {
             }
             Update::Mode(mode) => self.say(&format!("the session's mode is now {mode}")),
             Update::Ignored => {}
+        }
+    }
+
+    /// Takes in an update of the session's past. It is shown as such, and is neither output nor activity nor usage of this run
+    /// (contract c28, c40, pitfall R7).
+    fn take_replayed(&mut self, update: Update) {
+        match update {
+            Update::UserText(text) => self.transcript.stream(Speaker::PastUser, &text),
+            Update::AgentText { text, .. } => self.transcript.stream(Speaker::PastAgent, &text),
+            Update::AgentBlock { kind, .. } => self.transcript.line(Speaker::PastAgent, &format!("[{kind}]")),
+            Update::Tool(call) if call.announced => {
+                self.transcript.line(Speaker::PastAgent, &format!("[tool {}]", self.title(&call)));
+            }
+            Update::Tool(_) | Update::Thought(_) | Update::Plan(_) => {}
+            // Neither is something that was said or done.
+            Update::Usage(_) | Update::Mode(_) | Update::Ignored => return,
+        }
+        if let Some(count) = &mut self.replayed {
+            *count += 1;
         }
     }
 
@@ -182,7 +205,7 @@ impl Attempt {
         }
     }
 
-    fn note_activity(&mut self, summary: &str) {
+    pub(super) fn note_activity(&mut self, summary: &str) {
         let activity = Activity { at: timestamp(), summary: clip(summary, SUMMARY_BYTES) };
         self.ledger.note(|snapshot| snapshot.activity = Some(activity));
     }

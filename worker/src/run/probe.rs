@@ -1,7 +1,10 @@
 //! A probe: an attempt up to its session, without run, gateway and prompt. So what it meets, a run would have met, and in
 //! the same words.
 
-use super::attempt::{Attempt, Halt};
+use super::{
+    attempt::{Attempt, Halt},
+    handshake::Wanted,
+};
 use crate::{
     outcome::{End, Settlement, Stage, StopCause},
     process,
@@ -49,7 +52,7 @@ async fn meet(attempt: &mut Attempt, transport: &AcpTransport, argv: &[OsString]
     attempt.introduce(transport).await?;
     // A session that cannot be closed would stay behind, perhaps in a store of the agent's outside of the pod.
     if attempt.agent_takes("CloseSession") {
-        let session = attempt.open_session(transport).await?;
+        let session = attempt.open_session(transport, &Wanted::default()).await?;
         if !matches!(timeout(CLOSE, attempt.close_session(&session)).await, Ok(Ok(()))) {
             attempt.say("the session was not closed; it ends with the agent");
         }

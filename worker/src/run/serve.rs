@@ -4,15 +4,16 @@
 use super::{
     agent::AgentEvent,
     attempt::{Attempt, Halt, Wake, now, timestamp},
+    stop::is_completed,
 };
 use crate::{
-    acp::{self, NewSession},
+    acp::{self, OpenSession},
     inbox::{Asked, Turn},
     outcome::{End, Stage, settle},
 };
 use serde_json::value::RawValue;
 use std::time::Duration;
-use subagent_link::{InboxMessage, Session, SessionOrigin};
+use subagent_link::{InboxMessage, Session};
 use tokio::time::Instant;
 
 /// How long after a turn its steering messages may still be answered. Agents answer within milliseconds; one that does not is
@@ -24,7 +25,7 @@ impl Attempt {
     ///
     /// # Errors
     /// [`Halt`]: stopped, refused, or the agent failed.
-    pub async fn serve(&mut self, session: &NewSession) -> Result<End, Halt> {
+    pub async fn serve(&mut self, session: &OpenSession) -> Result<End, Halt> {
         loop {
             self.go_on(Stage::Idle, false)?;
             if let Some(exit) = self.gone {
@@ -40,8 +41,9 @@ impl Attempt {
         }
     }
 
-    /// The turn of the first message that waits. What the agent answers is the turn's and ends nothing else.
-    async fn turn_of_first(&mut self, session: &NewSession) -> Result<(), Halt> {
+    /// The turn of the first message that waits. What the agent answers is the turn's and ends nothing else. The turn counts
+    /// as done once the session it left is kept (c41).
+    async fn turn_of_first(&mut self, session: &OpenSession) -> Result<(), Halt> {
         let Some(message) = self.inbox.claim(self.ledger.turns() + 1, &timestamp()) else { return Ok(()) };
         self.output.reset();
         self.turn = Turn::Recorded;
@@ -50,19 +52,21 @@ impl Attempt {
         self.turn = Turn::Running;
         let end = self.turn(permit, session, &message.content).await?;
         self.wait_for_steers().await;
-        self.turn = Turn::None;
-        self.inbox.turn_over(&timestamp());
+        self.turn = Turn::Answered;
         let settlement = settle(&end, &self.circumstances);
         self.say(&format!("turn {}: {}", self.ledger.turns(), settlement.reason));
-        self.ledger.end_turn(settlement.stop_reason, self.output.preview(), timestamp());
+        let checkpoint = self.keep_session(is_completed(&end)).await?;
+        self.turn = Turn::None;
+        self.inbox.turn_over(&timestamp());
+        self.ledger.end_turn(settlement.stop_reason, self.output.preview(), timestamp(), checkpoint);
         self.ledger.set_messages(self.inbox.told());
         Ok(())
     }
 
     /// Nothing waits: tells so once, and waits until that changes.
-    async fn rest(&mut self, session: &NewSession) -> Result<(), Halt> {
+    async fn rest(&mut self, session: &OpenSession) -> Result<(), Halt> {
         self.enter(Stage::Idle);
-        self.ledger.rest(Session { id: session.id.clone(), how: SessionOrigin::New }, now());
+        self.ledger.rest(Session { id: session.id.clone(), how: session.how }, now());
         while self.inbox.is_empty() && !self.inbox.is_done() && self.gone.is_none() {
             self.go_on(Stage::Idle, false)?;
             match self.next(None).await {
@@ -142,7 +146,7 @@ impl Attempt {
     }
 
     /// Asks the agent to end its turn. Returns until when it is waited for.
-    pub(super) fn interrupt(&self, session: &NewSession) -> Instant {
+    pub(super) fn interrupt(&self, session: &OpenSession) -> Instant {
         self.say("the turn is interrupted");
         let told = self.agent.as_ref().is_some_and(|agent| agent.connection.notify(acp::cancel(&session.id)).is_ok());
         let grace = u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0);

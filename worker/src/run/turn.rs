@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     acp::{
-        self, Frame, NewSession,
+        self, Frame, OpenSession,
         permission::{Decision, PermissionRequest},
     },
     ledger::PromptPermit,
@@ -16,7 +16,7 @@ use crate::{
 };
 use serde_json::value::RawValue;
 use std::time::Duration;
-use subagent_link::{ContentBlock, Session, SessionOrigin};
+use subagent_link::{ContentBlock, Session};
 use tokio::time::Instant;
 
 /// How long after the response updates are still taken in: agents tell usage right behind it.
@@ -30,11 +30,11 @@ impl Attempt {
     /// [`Halt`]: stopped, refused, or the agent ended meanwhile. No prompt was sent then, and none will be.
     pub async fn record_turn(
         &mut self,
-        session: &NewSession,
+        session: &OpenSession,
         message_id: Option<String>,
     ) -> Result<PromptPermit, Halt> {
         self.enter(Stage::Prompt);
-        let recorded = Session { id: session.id.clone(), how: SessionOrigin::New };
+        let recorded = Session { id: session.id.clone(), how: session.how };
         self.ledger.record_turn(recorded, message_id, timestamp(), now());
         self.circumstances.accounted_turns = self.ledger.turns();
         loop {
@@ -58,7 +58,7 @@ impl Attempt {
     pub async fn turn(
         &mut self,
         _permit: PromptPermit,
-        session: &NewSession,
+        session: &OpenSession,
         blocks: &[ContentBlock],
     ) -> Result<End, Halt> {
         if self.inbox.is_interrupting() {

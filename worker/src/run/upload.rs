@@ -3,26 +3,22 @@
 
 use super::{
     attempt::{Attempt, Wake, timestamp},
+    retry::{Trouble, again_and_again, in_vain},
     stop::is_completed,
 };
 use crate::{
     config::Settings,
-    link::{Backoff, Content, Failure, put},
+    link::{Content, put},
     outcome::{End, NotStored, Stage, StopCause},
     output::{Whole, hex},
-    transcript::{Speaker, Transcript, clip},
+    transcript::Transcript,
 };
 use hyper::body::Bytes;
 use sha2::{Digest, Sha256};
 use subagent_link::{
-    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, MAX_TROUBLE_BYTES, ResultPart, ResultPayload,
-    ResultUpload,
+    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, ResultPart, ResultPayload, ResultUpload,
 };
-use tokio::{
-    sync::watch,
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 /// An end whose result is being stored.
 #[derive(Debug)]
@@ -32,15 +28,6 @@ pub struct Upload {
     task: JoinHandle<Outcome>,
     /// What is in the way, the latest.
     trouble: watch::Receiver<Trouble>,
-}
-
-/// What was in the way at the last try.
-#[derive(Debug, Default)]
-struct Trouble {
-    /// HTTP status of the gateway, if it answered.
-    status: Option<u16>,
-    /// For a person.
-    words: String,
 }
 
 /// What became of an upload: stored, or not, and why.
@@ -64,11 +51,6 @@ pub async fn next_of(upload: &mut Option<Upload>) -> UploadEvent {
         // Its sender goes with the task.
         Ok(()) = trouble.changed() => UploadEvent::Trouble(trouble.borrow_and_update().words.clone()),
     }
-}
-
-/// Nobody stopped it.
-fn in_vain(trouble: &watch::Receiver<Trouble>) -> NotStored {
-    NotStored::InVain { status: trouble.borrow().status, stopped: None }
 }
 
 impl Attempt {
@@ -179,23 +161,7 @@ impl Uploader {
     }
 
     async fn store_one(&self, content: &Content) -> Outcome {
-        let mut backoff = Backoff::new();
-        loop {
-            let (status, trouble, refused) = match put(&self.settings, content).await {
-                Ok(()) => return Ok(()),
-                Err(Failure::Trouble(status, trouble)) => (status, trouble, None),
-                Err(Failure::Refused(status, said)) => (Some(status), said, Some(NotStored::Refused(status))),
-            };
-            // The words are the gateway's or the system's, and name objects of this namespace at most.
-            let words = clip(&trouble, MAX_TROUBLE_BYTES);
-            if words != self.told.borrow().words {
-                self.transcript.line(Speaker::Worker, &format!("the result is not stored: {words}"));
-                self.told.send_replace(Trouble { status, words });
-            }
-            if let Some(refused) = refused {
-                return Err(refused);
-            }
-            sleep(backoff.wait(rand::random())).await;
-        }
+        let what = "the result is not stored";
+        again_and_again(&self.transcript, what, &self.told, || put(&self.settings, content)).await
     }
 }

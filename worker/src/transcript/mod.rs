@@ -1,7 +1,7 @@
 //! The transcript (contract c57): what was said and done, as lines for a person who reads `kubectl logs`.
 //!
 //! Every line starts with who speaks: `user>`, `agent>`, `thought>`, `tool>`, `plan>`, `permission>`, `usage>`,
-//! `worker:` for the worker itself, `stdout|` and `stderr|` for what the agent's process printed. Streamed chunks are
+//! `past user>` and `past agent>` for what a loaded session tells again, `worker:` for the worker itself, `stdout|` and `stderr|` for what the agent's process printed. Streamed chunks are
 //! put together into lines. Text that imitates a line of another speaker stays behind its own prefix, and control
 //! characters are escaped, so a terminal that shows the log stays as it is.
 
@@ -25,6 +25,10 @@ pub enum Speaker {
     User,
     /// The agent's message.
     Agent,
+    /// A prompt of the session's past, told again when it is loaded.
+    PastUser,
+    /// What the agent did in the session's past, told again when it is loaded.
+    PastAgent,
     /// The agent's thinking.
     Thought,
     /// A tool call and its state.
@@ -48,6 +52,8 @@ impl Speaker {
         match self {
             Self::User => "user> ",
             Self::Agent => "agent> ",
+            Self::PastUser => "past user> ",
+            Self::PastAgent => "past agent> ",
             Self::Thought => "thought> ",
             Self::Tool => "tool> ",
             Self::Plan => "plan> ",

@@ -7,30 +7,30 @@ use crate::{
 use subagent_link::{ContentBlock, Continuation, Delivery, GatewayMessage, InboxMessage};
 
 /// An activation whose messages come over the link.
-fn activation() -> Setup {
+pub fn activation() -> Setup {
     let mut setup = run("");
     setup.assignment.prompt = None;
     setup.assignment.continuation = Some(Continuation { epoch: 1, ..Continuation::default() });
     setup
 }
 
-fn message(placement: i64, delivery: Delivery, text: &str) -> GatewayMessage {
+pub fn message(placement: i64, delivery: Delivery, text: &str) -> GatewayMessage {
     let content = if text.is_empty() { vec![] } else { vec![ContentBlock::Text { text: text.to_owned() }] };
     GatewayMessage::Deliver(Box::new(InboxMessage { id: format!("m{placement}"), placement, delivery, content }))
 }
 
-fn queue(placement: i64, text: &str) -> GatewayMessage {
+pub fn queue(placement: i64, text: &str) -> GatewayMessage {
     message(placement, Delivery::Queue, text)
 }
 
 /// Starts it and waits for the connection: what is said before goes nowhere.
-async fn start(setup: Setup) -> Attempt {
+pub async fn start(setup: Setup) -> Attempt {
     let attempt = setup.start().await;
     attempt.gateway.connection(1).await;
     attempt
 }
 
-fn outcomes(report: &Report) -> String {
+pub fn outcomes(report: &Report) -> String {
     let told = &report.snapshot.messages;
     let words = told.iter().map(|told| match &told.code {
         Some(code) => format!("{}:{}/{code}", told.id, told.outcome),
@@ -39,11 +39,11 @@ fn outcomes(report: &Report) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-async fn told(attempt: &Attempt, wanted: &str) -> Report {
+pub async fn told(attempt: &Attempt, wanted: &str) -> Report {
     attempt.gateway.report(wanted, |report| outcomes(report).contains(wanted)).await
 }
 
-fn turns(report: &Report) -> Vec<(&str, &str, &str)> {
+pub fn turns(report: &Report) -> Vec<(&str, &str, &str)> {
     let turns = report.snapshot.turns.iter();
     turns
         .map(|turn| {

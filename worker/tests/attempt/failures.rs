@@ -2,7 +2,6 @@
 
 use crate::harness::run;
 use rstest::rstest;
-use subagent_link::{Assignment, Continuation, ContinuedSession};
 
 #[rstest]
 #[case::banner_and_exit(
@@ -49,29 +48,6 @@ async fn c26_an_agent_that_fails_in_its_turn(#[case] script: &str, #[case] reaso
     assert!(ended.diagnostic().contains(fact), "{}", ended.diagnostic());
     assert!(!ended.diagnostic().contains("secret"), "c30: {}", ended.diagnostic());
     assert_eq!(ended.text(), "x", "c27: partial output is kept");
-}
-
-/// c7, c40: what this worker does not carry out ends the run before its agent starts, and is never just left out.
-#[rstest]
-#[case::session("NotResumable", "continue a session", |assignment: &mut Assignment| {
-    let session = Some(ContinuedSession { id: "s".into(), ..ContinuedSession::default() });
-    assignment.prompt = None;
-    assignment.continuation = Some(Continuation { session, ..Continuation::default() });
-})]
-#[case::persona_that_is_empty("AgentHandshakeFailed", "set a persona", |assignment: &mut Assignment| assignment.persona = Some(String::new()))]
-#[case::model("AgentHandshakeFailed", "choose a model", |assignment: &mut Assignment| assignment.model = Some("large".into()))]
-#[tokio::test(flavor = "multi_thread")]
-async fn c7_c40_what_is_not_carried_out_is_refused(
-    #[case] reason: &str,
-    #[case] fact: &str,
-    #[case] ask: fn(&mut Assignment),
-) {
-    let mut setup = run("hi");
-    ask(&mut setup.assignment);
-    let ended = setup.start().await.finish().await;
-    assert_eq!((ended.words(), ended.prompts), (("Error", reason), 0), "{}", ended.transcript);
-    assert!(ended.diagnostic().contains(fact), "{}", ended.diagnostic());
-    assert!(ended.report.snapshot.agent.is_none(), "the agent was not started");
 }
 
 #[rstest]

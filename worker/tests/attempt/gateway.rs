@@ -3,6 +3,7 @@
 use futures::{SinkExt, StreamExt};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
 use std::{
     collections::HashMap,
     fmt::Write as _,
@@ -10,8 +11,8 @@ use std::{
     time::Duration,
 };
 use subagent_link::{
-    Assignment, Decode, Final, GatewayMessage, RefusalReason, ResultPayload, Snapshot, TranscriptPayload,
-    WorkerMessage, choose_version, decode, encode,
+    Assignment, Decode, Final, GatewayMessage, RefusalReason, ResultPayload, Snapshot, StoredCheckpoint,
+    TranscriptPayload, WorkerMessage, choose_version, decode, encode,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -49,6 +50,28 @@ pub struct Uploaded {
     pub text: String,
 }
 
+/// A checkpoint that was stored.
+#[derive(Clone, Debug)]
+pub struct StoredAt {
+    pub turn: i64,
+    pub sha256: String,
+    pub key: String,
+    pub bytes: Vec<u8>,
+    /// How many reports had arrived when it was stored.
+    pub reports_before: usize,
+}
+
+/// What becomes of a try to store or fetch a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// It is answered with this status, and not taken.
+    Answer(u16),
+    /// The connection breaks in the middle of it.
+    Break,
+    /// It is read, and nothing is said any more.
+    Silence,
+}
+
 impl Report {
     pub fn end(&self) -> Option<&Final> {
         self.snapshot.final_.as_ref()
@@ -80,6 +103,12 @@ struct State {
     /// Statuses the next uploads are answered with; the last one stays, without any they are taken.
     upload_answers: Vec<u16>,
     upload_tries: usize,
+    checkpoints: Vec<StoredAt>,
+    /// What becomes of the next tries with checkpoints, in reverse order; after them they are taken and given.
+    checkpointing: Vec<Checkpointing>,
+    checkpoint_tries: usize,
+    /// What a download gives; without it there is none.
+    download: Option<Vec<u8>>,
     /// The connection that counts: the newest.
     orders: Option<mpsc::UnboundedSender<Order>>,
 }
@@ -167,6 +196,25 @@ impl Gateway {
     /// Answers the next uploads with these statuses, the last one for ever.
     pub fn answer_uploads(&self, statuses: &[u16]) {
         self.shared.lock().upload_answers = statuses.iter().rev().copied().collect();
+    }
+
+    /// What becomes of the next tries to store or fetch a checkpoint, in this order; all later ones succeed.
+    pub fn checkpointing(&self, next: &[Checkpointing]) {
+        self.shared.lock().checkpointing = next.iter().rev().copied().collect();
+    }
+
+    /// What the run's checkpoint is.
+    pub fn give_checkpoint(&self, bytes: &[u8]) {
+        self.shared.lock().download = Some(bytes.to_vec());
+    }
+
+    pub fn checkpoints(&self) -> Vec<StoredAt> {
+        self.shared.lock().checkpoints.clone()
+    }
+
+    /// Waits until so many tries with checkpoints were made.
+    pub async fn checkpoint_tries(&self, count: usize) {
+        self.wait("a try with a checkpoint", |state| (state.checkpoint_tries >= count).then_some(())).await;
     }
 
     pub fn uploads(&self) -> Vec<Uploaded> {
@@ -279,6 +327,11 @@ async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
         let _ = take_upload(&shared, stream).await;
         return;
     }
+    let asks = format!("GET {}?", subagent_link::CHECKPOINT_PATH);
+    if stream.buffer().starts_with(asks.as_bytes()) {
+        let _ = give_download(&shared, stream).await;
+        return;
+    }
     let mut bearer = String::new();
     // The callback's type is the crate's.
     #[allow(clippy::result_large_err)]
@@ -342,11 +395,11 @@ async fn serve(shared: Arc<Shared>, acceptor: TlsAcceptor, stream: TcpStream) {
     }
 }
 
-/// One upload, by the letter of HTTP as far as the worker uses it.
-async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>>) -> std::io::Result<()> {
+/// Path and length of a request, by the letter of HTTP as far as the worker uses it.
+async fn head(stream: &mut BufReader<TlsStream<TcpStream>>) -> std::io::Result<(String, usize)> {
     let (mut path, mut length, mut line) = (String::new(), 0, String::new());
     while stream.read_line(&mut line).await? > 2 {
-        if let Some(rest) = line.strip_prefix("PUT ") {
+        if let Some(rest) = line.strip_prefix("PUT ").or(line.strip_prefix("GET ")) {
             path = rest.split(' ').next().unwrap_or_default().to_owned();
         }
         if let Some(("content-length", value)) = line.to_ascii_lowercase().trim().split_once(": ") {
@@ -354,9 +407,86 @@ async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>
         }
         line.clear();
     }
+    Ok((path, length))
+}
+
+fn next_checkpointing(shared: &Shared) -> Option<Checkpointing> {
+    let mut state = shared.lock();
+    state.checkpoint_tries += 1;
+    state.checkpointing.pop()
+}
+
+async fn say_status(mut stream: BufReader<TlsStream<TcpStream>>, status: u16, said: &str) -> std::io::Result<()> {
+    let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{said}", said.len());
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// A checkpoint on its way in. Its body is read whatever becomes of it.
+async fn take_checkpoint(
+    shared: &Shared,
+    mut stream: BufReader<TlsStream<TcpStream>>,
+    query: &str,
+    length: usize,
+) -> std::io::Result<()> {
+    let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    assert_eq!((query["runUID"], query["attempt"], query["size"]), ("uid-1", "1", length.to_string().as_str()));
+    let next = next_checkpointing(shared);
+    let read = if next == Some(Checkpointing::Break) { length / 2 } else { length };
+    let mut bytes = vec![0; read];
+    stream.read_exact(&mut bytes).await?;
+    shared.changed.notify_waiters();
+    match next {
+        None => {
+            let (turn, sha256) = (query["turn"].parse().unwrap(), query["sha256"].to_owned());
+            assert_eq!(format!("{:x}", Sha256::digest(&bytes)), sha256);
+            let key = format!("uid/1/{turn}/{sha256}");
+            let said = serde_json::to_string(&StoredCheckpoint { key: key.clone() }).unwrap();
+            {
+                let mut state = shared.lock();
+                let reports_before = state.reports.len();
+                state.checkpoints.push(StoredAt { turn, sha256, key, bytes, reports_before });
+            }
+            shared.changed.notify_waiters();
+            say_status(stream, 200, &said).await
+        }
+        Some(Checkpointing::Answer(status)) => say_status(stream, status, "no session store is configured").await,
+        Some(Checkpointing::Break) => Ok(()),
+        Some(Checkpointing::Silence) => {
+            // Until the worker hangs up.
+            stream.read_u8().await.map(drop)
+        }
+    }
+}
+
+async fn give_download(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>>) -> std::io::Result<()> {
+    let (path, _) = head(&mut stream).await?;
+    assert_eq!(path, format!("{}?runUID=uid-1&attempt=1", subagent_link::CHECKPOINT_PATH));
+    let (next, bytes) = (next_checkpointing(shared), shared.lock().download.clone());
+    shared.changed.notify_waiters();
+    match (next, bytes) {
+        (Some(Checkpointing::Answer(status)), _) => say_status(stream, status, "no session store is configured").await,
+        (None, None) => say_status(stream, 410, "gone").await,
+        (Some(Checkpointing::Silence), _) => stream.read_u8().await.map(drop),
+        (next, bytes) => {
+            let bytes = bytes.unwrap_or_default();
+            let sent = if next.is_some() { bytes.len() / 2 } else { bytes.len() };
+            stream.write_all(format!("HTTP/1.1 200 X\r\ncontent-length: {}\r\n\r\n", bytes.len()).as_bytes()).await?;
+            stream.write_all(&bytes[..sent]).await?;
+            stream.shutdown().await
+        }
+    }
+}
+
+/// One upload.
+async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>>) -> std::io::Result<()> {
+    let (path, length) = head(&mut stream).await?;
+    let (route, query) = path.split_once('?').unwrap();
+    if route == subagent_link::CHECKPOINT_PATH {
+        return take_checkpoint(shared, stream, query, length).await;
+    }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await?;
-    let (route, query) = path.split_once('?').unwrap();
     assert_eq!(route, subagent_link::RESULT_PATH);
     let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
     assert_eq!((query["runUID"], query["attempt"], query["size"]), ("uid-1", "1", length.to_string().as_str()));

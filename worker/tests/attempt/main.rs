@@ -8,6 +8,8 @@ mod harness;
 
 mod activation;
 mod cancel;
+mod checkpoints;
+mod continuation;
 mod failures;
 mod link;
 mod noise;
@@ -15,4 +17,5 @@ mod permissions;
 mod probe;
 mod processes;
 mod results;
+mod sessions;
 mod turns;

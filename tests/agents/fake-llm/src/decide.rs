@@ -85,7 +85,8 @@ pub fn decide(conversation: &Conversation, script: &Script) -> Answer {
                     if side_call && !rule.when.side_calls {
                         return None;
                     }
-                    let values = rule.matches(text, &conversation.system, &conversation.model)?;
+                    let values =
+                        rule.matches(text, &said_before(conversation, at), &conversation.system, &conversation.model)?;
                     Some((rule.then.clone(), values, Source::Rule(number)))
                 });
                 match matched {
@@ -108,6 +109,11 @@ pub fn decide(conversation: &Conversation, script: &Script) -> Answer {
     } else {
         Answer::fixed(UNSCRIPTED_TEXT, Source::Unscripted)
     }
+}
+
+/// What was said before a message, by whomever.
+fn said_before(conversation: &Conversation, at: usize) -> String {
+    conversation.messages[..at].iter().map(|message| message.text.as_str()).collect::<Vec<_>>().join("\n")
 }
 
 /// The user texts of the current turn that may hold a script, newest first, with their places.

@@ -129,6 +129,10 @@ pub struct When {
     /// equal names the later expression wins.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub regex: Vec<Pattern>,
+    /// Regular expressions that all match what was said before the user text, in this request; their groups, too. So an
+    /// answer can show that the agent sent the conversation so far.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<Pattern>,
     /// A regular expression on the system text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<Pattern>,
@@ -194,8 +198,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The captured groups when the rule matches this user text, else `None`.
-    pub fn matches(&self, user: &str, system: &str, model: &str) -> Option<Values> {
+    /// The captured groups when the rule matches this user text, else `None`. `history` is what was said before it.
+    pub fn matches(&self, user: &str, history: &str, system: &str, model: &str) -> Option<Values> {
         let when = &self.when;
         if !when.contains.iter().all(|part| user.contains(part.as_str())) {
             return None;
@@ -207,6 +211,9 @@ impl Rule {
             return None;
         }
         let mut values = Values::new();
+        for pattern in &when.history {
+            values.extend(pattern.groups(history)?);
+        }
         for pattern in &when.regex {
             values.extend(pattern.groups(user)?);
         }
@@ -281,13 +288,13 @@ mod tests {
             r#"{"when":{"contains":["a"],"regex":["b(?<n>\\d)"],"system":"coder","model":"^m"},"then":[]}"#,
         )
         .unwrap();
-        let values = rule.matches("a b7", "a coder", "m1").unwrap();
+        let values = rule.matches("a b7", "", "a coder", "m1").unwrap();
         assert_eq!(values["n"], "7");
         assert_eq!(values["1"], "7");
-        assert!(rule.matches("b7", "a coder", "m1").is_none());
-        assert!(rule.matches("a b", "a coder", "m1").is_none());
-        assert!(rule.matches("a b7", "", "m1").is_none());
-        assert!(rule.matches("a b7", "a coder", "x").is_none());
+        assert!(rule.matches("b7", "", "a coder", "m1").is_none());
+        assert!(rule.matches("a b", "", "a coder", "m1").is_none());
+        assert!(rule.matches("a b7", "", "", "m1").is_none());
+        assert!(rule.matches("a b7", "", "a coder", "x").is_none());
     }
 
     #[test]

@@ -149,3 +149,12 @@ fn the_working_directory_is_read_where_agents_state_it(#[case] text: &str, #[cas
     let conversation = Conversation { messages: vec![user(text)], ..Conversation::default() };
     assert_eq!(working_directory(&conversation).as_deref(), expected);
 }
+
+#[rstest]
+#[case::told(vec![user("Remember this nonce: 0123456789abcdef"), said("Noted."), user("Which nonce was it?")], "say 0123456789abcdef, Done")]
+#[case::not_told(vec![user("Which nonce was it?")], "say Nobody told me a nonce., Done")]
+#[case::in_the_same_text(vec![user("Which nonce is nonce: 0123456789abcdef?")], "say Nobody told me a nonce., Done")]
+#[case::telling(vec![user("Remember this nonce: 0123456789abcdef")], "say Noted., Done")]
+fn what_was_said_before_can_be_asked_for(#[case] messages: Vec<Message>, #[case] expected: &str) {
+    assert_eq!(line(&decide(&talk(messages), &Script::default())), expected);
+}

@@ -42,8 +42,8 @@ load-image: ## Import an image archive into the local cluster: make load-image A
 
 ##@ Images, in .images
 .PHONY: images load-images
-images: ## Build the images: make images [REGISTRY=localhost] [TAG=dev] [PUSH=1]
-	@REGISTRY=$(REGISTRY) TAG=$(TAG) PUSH=$(PUSH) hack/images.sh
+images: ## Build the images: make images [REGISTRY=localhost] [TAG=dev] [PUSH=1] [AGENTS="opencode claude codex"]
+	@REGISTRY=$(REGISTRY) TAG=$(TAG) PUSH=$(PUSH) AGENTS="$(AGENTS)" hack/images.sh
 
 load-images: cluster images ## Build the images and load them into the local cluster
 	@hack/cluster.sh load-image .images/*.tar
@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e sabotage bench chaos
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e check-agents sabotage bench chaos
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -84,6 +84,10 @@ test-integration: ## The operator against a real API server without a node
 
 test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on that one)
 	@hack/test.sh e2e
+
+check-agents: ## Published agents over ACP, without a cluster: make check-agents [AGENTS="opencode claude codex"] [SCENES="..."] (root)
+	@source hack/env.sh; cargo build --quiet --locked -p fake-llm
+	@for agent in $(or $(AGENTS),opencode claude codex); do tests/agents/check.sh "$$agent" "$(CARGO_TARGET_DIR)/debug/fake-llm" $(SCENES); done
 
 sabotage: ## That wrong code turns tests red: make sabotage [PATCH="name ..."] (all take a while)
 	@hack/sabotage.sh $(PATCH)

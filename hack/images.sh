@@ -2,12 +2,14 @@
 # Builds the images of this repository, each as an archive .images/NAME.tar, without a container engine.
 #   REGISTRY=localhost TAG=dev   the images are named $REGISTRY/NAME:$TAG
 #   PUSH=1                       also push them there
+#   AGENTS="opencode"            the published agents among them, of opencode, claude, codex; 0.2 to 0.5 GB each
 # What has not changed is not built again: programs are kept by the digest of their sources, for all checkouts.
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 registry=${REGISTRY:-localhost}
 tag=${TAG:-dev}
 push=${PUSH:-}
+read -ra agents <<<"${AGENTS:-opencode}"
 out=$ROOT/.images
 [[ -z $push || $registry != localhost ]] || die "PUSH=1 needs a registry to push to: make images PUSH=1 REGISTRY=your.registry"
 mkdir -p "$out"
@@ -50,20 +52,6 @@ build_programs() {
   printf '%s\n' "$out"
 }
 
-# Trees that are assembled, not compiled, with the C library of this machine: a published agent from its package, and git.
-# Kept by what they follow from.
-opencode=$CACHE/opencode-$( { cat "$ROOT/tests/agents/opencode/build.sh"; ldd --version | sed -n 1p; } | sha256sum | cut -c1-16)
-git=$CACHE/git-$( { cat "$ROOT/tests/agents/git/build.sh"; ldd --version | sed -n 1p; git --version || true; } | sha256sum | cut -c1-16)
-
-# assemble NAME TREE
-assemble() {
-  local name=$1 tree=$2
-  [[ ! -d $tree ]] || return 0
-  say "assembling the tree of image $name"
-  "$ROOT/tests/agents/$name/build.sh" "$tree" >&2
-  find "$CACHE" -maxdepth 1 -name "$name-*" ! -path "$tree" -mmin +1440 -exec rm -rf {} +
-}
-
 # image NAME ARGUMENT...: one image, unless these very files were already put into one of this name.
 image() {
   local name=$1 stamp
@@ -92,9 +80,29 @@ image scripted-agent-root --entrypoint /usr/bin/scripted-agent "$programs/script
 image scripted-agent-named --user agent --entrypoint /usr/bin/scripted-agent "$programs/scripted-agent:/usr/bin/scripted-agent"
 image fake-llm --user 65532:65532 --entrypoint /fake-llm "$programs/fake-llm:/fake-llm"
 
-[[ -d $opencode ]] || once "$CACHE/opencode.lock" assemble opencode "$opencode"
-mapfile -t environment < <(sed 's/^/--env=/' "$ROOT/tests/agents/opencode/image.env")
-image opencode-agent --user 1000:1000 --entrypoint /usr/bin/opencode --cmd acp "${environment[@]}" "$opencode"
+# published AGENT PROGRAM ARGUMENT...: the image of a published agent, with node below it where it needs that.
+published() {
+  local agent=$1 program=$2 tree environment below=()
+  shift 2
+  tree=$("$ROOT/hack/image-tree.sh" "$agent")
+  mapfile -t environment < <(sed 's/^/--env=/' "$ROOT/tests/agents/$agent/image.env")
+  if [[ $agent != opencode ]]; then
+    # One layer, the same in all of them.
+    below=("$node" +)
+  fi
+  image "$agent-agent" --user 1000:1000 --entrypoint "$program" "${@/#/--cmd=}" "${environment[@]}" "${below[@]}" "$tree"
+}
 
-[[ -d $git ]] || once "$CACHE/git.lock" assemble git "$git"
+node=
+[[ "${agents[*]}" == opencode ]] || node=$("$ROOT/hack/image-tree.sh" node)
+for agent in "${agents[@]}"; do
+  case $agent in
+    opencode) published opencode /usr/bin/opencode acp ;;
+    claude) published claude /usr/bin/claude-agent-acp ;;
+    codex) published codex /usr/bin/codex-acp ;;
+    *) die "AGENTS names $agent; there are opencode, claude and codex" ;;
+  esac
+done
+
+git=$("$ROOT/hack/image-tree.sh" git)
 image git --user 1000:1000 --entrypoint /usr/bin/git --env=PATH=/usr/bin:/bin "$git"

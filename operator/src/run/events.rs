@@ -6,7 +6,7 @@ use kube::{
     Resource,
     runtime::events::{Event, EventType},
 };
-use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions};
+use subagent_crds::{Phase, Reason, SubagentRun, SubagentRunStatus, conditions};
 
 /// An Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,10 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
             (false, _) => note(failed, "Settled", format!("{reason}: {message}"), true),
         }
         let refused = new.permissions.map_or(0, |permissions| permissions.rejected);
-        if refused > 0 && new.phase == Some(Phase::Completed) {
+        // Agents end a turn in their own ways after a refusal, some as completed and some as cancelled. Whatever it was, this
+        // may be why, unless somebody cancelled the run.
+        let cancelled = new.stopping.as_ref().is_some_and(|stopping| stopping.reason == Reason::Cancelled.as_str());
+        if refused > 0 && !cancelled {
             let text = format!(
                 "permission requests of the agent that were rejected: {refused}; set spec.transport.acp.permission.mode: Allow on the SubagentProvider to allow them"
             );
@@ -134,6 +137,7 @@ fn parent(run: &SubagentRun) -> Option<ObjectReference> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rstest::rstest;
     use serde_json::{Value, json};
 
     fn status(value: Value) -> SubagentRunStatus {
@@ -146,6 +150,21 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         });
         status(json!({"phase": phase, "message": "provider p is not ready", "conditions": [condition]}))
+    }
+
+    /// c19: the setting is named, also for an agent that takes a refusal for a cancelled turn; not for who was stopped.
+    #[rstest]
+    #[case(json!({"phase": "Completed", "permissions": {"allowed": 1, "rejected": 2}}), true)]
+    #[case(json!({"phase": "Cancelled", "permissions": {"allowed": 0, "rejected": 1}}), true)]
+    #[case(json!({"phase": "Completed", "permissions": {"allowed": 2, "rejected": 0}}), false)]
+    #[case(json!({"phase": "Cancelled", "permissions": {"allowed": 0, "rejected": 1}, "stopping": {"reason": "Cancelled", "at": "2026-01-01T00:00:00Z"}}), false)]
+    #[case(json!({"phase": "Failed", "permissions": {"allowed": 0, "rejected": 1}, "stopping": {"reason": "DeadlineExceeded", "at": "2026-01-01T00:00:00Z"}}), true)]
+    fn c19_rejections_are_said_with_the_setting(#[case] mut end: Value, #[case] said: bool) {
+        end["conditions"] = json!([{"type": "Finished", "status": "True", "reason": "R", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        let notes = notes(None, &status(end));
+        let found = notes.iter().find(|note| note.reason == "PermissionsRejected");
+        assert_eq!(found.is_some_and(|note| note.warning && note.text.contains("transport.acp.permission.mode")), said);
     }
 
     /// c10: at most one Event for each transition, also while a run waits for its provider.

@@ -78,12 +78,20 @@ apply() {
   sed -E "s#localhost/([a-z-]+):dev#$registry/\1:$tag#" "$1" | kubectl -n "$namespace" apply -f -
 }
 
+# Sessions of continuable children need a volume; a cluster that gives none runs everything else.
+store=()
+if ! kubectl get storageclass -o yaml | grep -q 'is-default-class: "true"'; then
+  say "the cluster has no default StorageClass: the operator is installed without a session store"
+  store=(--set sessionStore.url=)
+fi
+
 step "Installing the operator: chart charts/subagent-operator, release subagent-operator, namespace subagents-system"
 helm upgrade --install subagent-operator charts/subagent-operator \
   --namespace subagents-system --create-namespace \
   --set image.repository="$registry/subagent-operator" --set image.tag="$tag" \
   --set workerImage.repository="$registry/subagent-worker" --set workerImage.tag="$tag" \
   --set-string podAnnotations.build="$(build_of subagent-operator)" \
+  ${store[@]+"${store[@]}"} \
   --wait --timeout "$patience" >/dev/null
 show kubectl -n subagents-system get pods
 

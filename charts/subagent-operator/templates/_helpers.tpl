@@ -51,6 +51,23 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "subagent-operator.ser
 {{ include "subagent-operator.fullname" . }}
 {{- end }}
 
+{{/* "true" when the session store is a folder on a volume. */}}
+{{- define "subagent-operator.storeIsVolume" -}}
+{{- if hasPrefix "file://" .Values.sessionStore.url }}true{{ end }}
+{{- end }}
+
+{{/* "true" when the session store is a volume that one node mounts: then one pod of the operator is all there may be. */}}
+{{- define "subagent-operator.storeIsOneNodes" -}}
+{{- if and (include "subagent-operator.storeIsVolume" .) (ne .Values.sessionStore.persistence.accessMode "ReadWriteMany") }}
+{{- if gt (int .Values.replicas) 1 }}
+{{- fail (printf "replicas is %d, but sessionStore.url is %s, on a volume that one node mounts: set sessionStore.url to a bucket (s3://, gs://, az://), or sessionStore.persistence.accessMode to ReadWriteMany if every node can mount the volume, or sessionStore.url to \"\" to go without continuable children" (int .Values.replicas) .Values.sessionStore.url) }}
+{{- end }}true{{ end }}
+{{- end }}
+
+{{- define "subagent-operator.sessionsClaim" -}}
+{{- default (printf "%s-sessions" (include "subagent-operator.fullname" .)) .Values.sessionStore.persistence.existingClaim }}
+{{- end }}
+
 {{/* Annotations of what is there only while the chart is being uninstalled. */}}
 {{- define "subagent-operator.uninstallHook" -}}
 helm.sh/hook: pre-delete

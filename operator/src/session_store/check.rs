@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Longest time of a check: a start waits for it.
 const CHECK: Duration = Duration::from_secs(15);
 /// Where checks write; no UID of a child looks like it.
-const FOLDER: &str = "check_by_the_operator";
+const FOLDER: &str = "check_of_the_operator";
 
 impl Store {
     /// Writes, reads and removes a small object, as everything that a continuable child needs (contract c34, refusal

@@ -1,14 +1,15 @@
 //! What a folder needs beside what every store needs: the files of writers that died, and folders that became empty.
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, key::is_uid};
 use std::{
-    fs, io,
+    fs::{self, DirEntry},
+    io,
     path::Path,
     time::{Duration, SystemTime},
 };
 
-/// Folders between the store's own and a checkpoint: child, epoch, turn.
-const DEPTH: u32 = 3;
+/// Folders between a child's own and its checkpoints: epoch, turn.
+const DEPTH: u32 = 2;
 
 impl Store {
     /// Removes what writers left that died, and folders that are empty, if they are older than this. A bucket has no folders,
@@ -21,7 +22,11 @@ impl Store {
         let doing = format!("tidying {}", folder.display());
         self.blocking(doing, move || {
             let before = SystemTime::now().checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
-            tidy(&folder, before, DEPTH)
+            for child in folders(&folder)?.into_iter().filter(|child| is_uid(&child.file_name().to_string_lossy())) {
+                tidy(&child.path(), before, DEPTH)?;
+                remove_if_empty(&child, before);
+            }
+            Ok(())
         })
         .await
     }
@@ -52,25 +57,41 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
 }
 
 fn tidy(folder: &Path, before: SystemTime, depth: u32) -> io::Result<()> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        let Ok(found) = entry.metadata() else { continue }; // gone meanwhile
-        let old = found.modified().is_ok_and(|modified| modified < before);
-        if found.is_dir() && depth > 0 {
-            tidy(&entry.path(), before, depth - 1)?;
-            if old {
-                // Not if anything is in it: that is what the system looks at, not us.
-                let _ = fs::remove_dir(entry.path());
-            }
-        } else if found.is_file() && old && is_unfinished(&entry.path()) {
-            let _ = fs::remove_file(entry.path());
+    if depth == 0 {
+        for file in entries(folder)?.iter().filter(|file| is_unfinished(&file.path()) && is_older(file, before)) {
+            let _ = fs::remove_file(file.path());
         }
+        return Ok(());
+    }
+    for inner in folders(folder)? {
+        tidy(&inner.path(), before, depth - 1)?;
+        remove_if_empty(&inner, before);
     }
     Ok(())
+}
+
+fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
+        Err(error) => Err(error),
+    }
+}
+
+fn folders(folder: &Path) -> io::Result<Vec<DirEntry>> {
+    let is_folder = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    Ok(entries(folder)?.into_iter().filter(is_folder).collect())
+}
+
+fn is_older(entry: &DirEntry, before: SystemTime) -> bool {
+    entry.metadata().and_then(|found| found.modified()).is_ok_and(|modified| modified < before)
+}
+
+fn remove_if_empty(folder: &DirEntry, before: SystemTime) {
+    if is_older(folder, before) {
+        // Not if anything is in it: the system sees to that.
+        let _ = fs::remove_dir(folder.path());
+    }
 }
 
 /// `object_store` writes a file under its name with a number behind, and renames it when it is whole.

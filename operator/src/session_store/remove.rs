@@ -6,7 +6,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use k8s_openapi::jiff::Timestamp;
-use object_store::{ObjectStoreExt, path::Path};
+use object_store::{ObjectMeta, ObjectStoreExt, path::Path};
 
 /// A checkpoint that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,17 +22,35 @@ pub struct Entry {
 impl Store {
     /// Every checkpoint that is there. What has another kind of name is somebody else's, and left out.
     pub fn list(&self) -> BoxStream<'_, Result<Entry, StoreError>> {
-        let listed = self.objects.list(None);
-        let entries = stream::unfold(listed, move |mut listed| async move {
-            let next = self.step(async { listed.next().await.transpose() }).await.transpose()?;
-            Some((next, listed))
+        let entries = stream::once(self.places()).map_ok(move |places| {
+            let places = places.into_iter().map(Ok);
+            stream::iter(places).map_ok(move |place| self.list_below(place.as_ref())).try_flatten()
         });
-        let entries = entries.try_filter_map(|found| async move {
+        let entries = entries.try_flatten().try_filter_map(|found| async move {
             let written = Timestamp::from_second(found.last_modified.timestamp()).unwrap_or(Timestamp::MAX);
             let key = Key::parse(found.location.as_ref());
             Ok(key.map(|key| Entry { key, size: found.size, written }))
         });
         entries.boxed()
+    }
+
+    /// Where to look. Of a folder only those of children: a volume has others in it, which only root may read (`lost+found`).
+    async fn places(&self) -> Result<Vec<Option<Path>>, StoreError> {
+        if self.folder.is_none() {
+            return Ok(vec![None]);
+        }
+        let there = self.step(self.objects.list_with_delimiter(None)).await?;
+        let children = there.common_prefixes.into_iter().filter(|child| is_uid(child.as_ref()));
+        Ok(children.map(Some).collect())
+    }
+
+    fn list_below(&self, place: Option<&Path>) -> BoxStream<'_, Result<ObjectMeta, StoreError>> {
+        let listed = self.objects.list(place);
+        let listed = stream::unfold(listed, move |mut listed| async move {
+            let next = self.step(async { listed.next().await.transpose() }).await.transpose()?;
+            Some((next, listed))
+        });
+        listed.boxed()
     }
 
     /// Removes one checkpoint; one that is gone already is no error.

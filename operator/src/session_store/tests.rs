@@ -204,10 +204,15 @@ async fn tidying_takes_empty_folders_and_no_checkpoint() {
     put(&store, &content).await.unwrap();
     let empty = dir.path().join("sessions/another-child/2/1");
     fs::create_dir_all(&empty).unwrap();
+    // The file system's own, and of somebody else: nothing of it is a child's.
+    let foreign = dir.path().join("sessions/lost+found/1/1");
+    fs::create_dir_all(&foreign).unwrap();
+    fs::write(foreign.join("x#1"), b"x").unwrap();
     for _ in 0..3 {
         store.tidy(Duration::ZERO).await.unwrap();
     }
     assert!(!dir.path().join("sessions/another-child").exists());
+    assert!(foreign.join("x#1").exists());
     assert_eq!(get(&store, &content).await.unwrap(), content);
 }
 

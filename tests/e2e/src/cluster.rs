@@ -3,7 +3,7 @@
 use crate::commands::{cluster_dir, helm, kubeconfig, output, repository};
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{Namespace, Pod},
+    core::v1::{Namespace, PersistentVolumeClaim, Pod},
 };
 use kube::{
     Api, Client, Config,
@@ -24,6 +24,8 @@ pub const OPERATOR_NAMESPACE: &str = "subagents-system";
 pub const RELEASE: &str = "subagent-operator";
 /// Name of the operator in the audit log.
 pub const OPERATOR_USER: &str = "system:serviceaccount:subagents-system:subagent-operator";
+/// The claim for checkpoints. The one node's volumes may be mounted by several pods.
+const SESSIONS_CLAIM: &str = "e2e-sessions";
 /// How long the pods of finished runs are kept here: long enough to read their logs, short enough to wait for.
 pub const POD_TTL_SECONDS: u64 = 45;
 
@@ -61,13 +63,23 @@ pub async fn install(client: &Client) {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let params = PatchParams::apply("e2e-tests").force();
     namespaces.patch(OPERATOR_NAMESPACE, &params, &Patch::Apply(namespace)).await.expect("the operator's namespace");
+    // Of the tests, not of the release: every test of several replicas needs one that all of them mount.
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": SESSIONS_CLAIM},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), OPERATOR_NAMESPACE);
+    claims.patch(SESSIONS_CLAIM, &params, &Patch::Apply(claim)).await.expect("a claim for the sessions");
+    let sessions = format!(
+        "sessionStore.persistence.existingClaim={SESSIONS_CLAIM},sessionStore.persistence.accessMode=ReadWriteMany"
+    );
     let chart = repository().join("charts/subagent-operator");
     let build = format!("podAnnotations.build=sha256-{}", image_id("localhost/subagent-operator:dev"));
     let ttl = format!("podTTLSeconds={POD_TTL_SECONDS}");
     let chart = chart.to_str().expect("a path in UTF-8");
     let mut arguments = vec!["upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE];
     // A new build has the name of the one before it: its digest makes the pod start anew.
-    arguments.extend(["--set", &ttl, "--set-string", &build, "--wait", "--timeout", "120s"]);
+    arguments.extend(["--set", &ttl, "--set", &sessions, "--set-string", &build, "--wait", "--timeout", "120s"]);
     let deadline = Instant::now() + OTHERS_OPERATION;
     loop {
         let output = output("helm", &arguments);

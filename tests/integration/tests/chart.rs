@@ -40,6 +40,10 @@ fn a_value_that_does_not_exist_or_is_out_of_range_is_refused() {
         ("replicas=-1", "'/replicas'"),
         ("podTTLSeconds=soon", "'/podTTLSeconds'"),
         ("maxResultBytes=1", "'/maxResultBytes'"),
+        ("sessionStore.url=/var/lib/subagents", "'/sessionStore/url'"),
+        ("sessionStore.url=s3://key:secret@bucket", "'/sessionStore/url'"),
+        ("sessionStore.persistence.size=much", "'/sessionStore/persistence/size'"),
+        ("sessionStore.persistence.accessMode=ReadOnlyMany", "'/sessionStore/persistence/accessMode'"),
         ("logFormat=xml", "'/logFormat'"),
         ("watchNamespaces={Not_a_name}", "'/watchNamespaces/0'"),
         ("image.pullPolicy=Sometimes", "'/image/pullPolicy'"),
@@ -63,15 +67,16 @@ fn the_values_reach_the_operator() {
     expect("SUBAGENT_WATCH_NAMESPACES", "");
     expect("SUBAGENT_POD_TTL_SECONDS", "300");
     expect("SUBAGENT_MAX_RESULT_BYTES", "4194304");
+    expect("SUBAGENT_SESSION_STORE", "file:///var/lib/subagents");
     expect("SUBAGENT_LEASE_NAME", "subagent-operator");
     expect("SUBAGENT_ROOT_SECRET", "subagent-operator-gateway-root");
     expect("SUBAGENT_LOG", "info");
     expect("SUBAGENT_LOG_FORMAT", "text");
-    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=4096,logLevel=debug,logFormat=json,workerImage.tag=v1";
+    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=4096,logLevel=debug,logFormat=json,workerImage.tag=v1,sessionStore.url=gs://b/p";
     let changed = environment(&render("subagents-system", &["--set", set]));
     let differing: Vec<_> =
         changed.iter().filter(|entry| !defaults.contains(entry)).map(|(_, value)| value.as_str()).collect();
-    assert_eq!(differing, ["localhost/subagent-worker:v1", "one,two", "7", "4096", "debug", "json"]);
+    assert_eq!(differing, ["localhost/subagent-worker:v1", "one,two", "7", "4096", "gs://b/p", "debug", "json"]);
 }
 
 #[test]
@@ -105,8 +110,59 @@ fn the_switches_leave_out_what_they_say() {
         without("rbac.aggregateToDefaultRoles=false"),
         ["ClusterRole subagent-operator-edit", "ClusterRole subagent-operator-view"]
     );
-    let more = kinds(&render("s", &["--set", "replicas=2"]));
+    let claim = ["PersistentVolumeClaim subagent-operator-sessions"];
+    assert_eq!(without("sessionStore.url="), claim);
+    assert_eq!(without("sessionStore.url=s3://b/p"), claim);
+    assert_eq!(without("sessionStore.persistence.existingClaim=mine"), claim);
+    let more = kinds(&render("s", &["--set", "replicas=2,sessionStore.url=s3://b/p"]));
     assert_eq!(more.difference(&all).collect::<Vec<_>>(), ["PodDisruptionBudget subagent-operator"]);
+}
+
+/// A volume that one node mounts has one user at a time; whatever else holds the checkpoints, an update leaves no gap (C5).
+#[test]
+fn c5_replicas_and_updates_fit_the_session_store() {
+    let strategy = |set: &str| {
+        let objects = render("s", &["--set", set]);
+        find(&objects, "Deployment", "subagent-operator")["spec"]["strategy"]["type"].clone()
+    };
+    for (set, expected) in [
+        ("replicas=1", "Recreate"),
+        ("replicas=0", "Recreate"),
+        ("sessionStore.persistence.existingClaim=mine", "Recreate"),
+        ("replicas=2,sessionStore.persistence.accessMode=ReadWriteMany", "RollingUpdate"),
+        ("replicas=2,sessionStore.url=s3://bucket/prefix", "RollingUpdate"),
+        ("replicas=2,sessionStore.url=", "RollingUpdate"),
+        ("sessionStore.url=", "RollingUpdate"),
+    ] {
+        assert_eq!(strategy(set), expected, "{set}");
+    }
+    let chart = chart().display().to_string();
+    for set in ["replicas=2", "replicas=3,sessionStore.persistence.existingClaim=mine"] {
+        let refusal = helm_refusal(&["template", "x", &chart, "--set", set]);
+        for remedy in ["sessionStore.url to a bucket", "accessMode to ReadWriteMany", "without continuable children"] {
+            assert!(refusal.contains(remedy), "{set}: {refusal}");
+        }
+    }
+}
+
+/// The volume is where the operator looks, belongs to its group, and outlives the release.
+#[test]
+fn c34_the_volume_of_the_session_store_can_be_written_and_stays() {
+    let objects = render("s", &["--set", "sessionStore.url=file:///data/sessions,sessionStore.persistence.size=1Ti"]);
+    let pod = &find(&objects, "Deployment", "subagent-operator")["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["fsGroup"], json!(65532));
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    assert!(mounts.contains(&json!({"name": "sessions", "mountPath": "/data/sessions"})), "{mounts:?}");
+    let claim = find(&objects, "PersistentVolumeClaim", "subagent-operator-sessions");
+    assert_eq!(claim["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    assert_eq!(claim["spec"], json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}));
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    let claimed = json!({"name": "sessions", "persistentVolumeClaim": {"claimName": "subagent-operator-sessions"}});
+    assert!(volumes.contains(&claimed), "{volumes:?}");
+    let goes =
+        render("s", &["--set", "sessionStore.persistence.keep=false,sessionStore.persistence.storageClass=fast"]);
+    let claim = find(&goes, "PersistentVolumeClaim", "subagent-operator-sessions");
+    assert_eq!((&claim["metadata"]["annotations"], &claim["spec"]["storageClassName"]), (&Value::Null, &json!("fast")));
 }
 
 /// C7: definitions, and with them every run, survive an uninstall unless someone says otherwise.
@@ -150,12 +206,23 @@ fn numbers_as_floats(value: Value) -> Value {
 async fn the_operators_pod_is_restricted() {
     let enforced = [("pod-security.kubernetes.io/enforce", "restricted")];
     let namespace = TestNamespace::with_labels("restricted", &enforced).await;
-    let objects = render(&namespace.name, &["--set", "replicas=2"]);
-    let deployment = find(&objects, "Deployment", "subagent-operator");
-    let mut pod = deployment["spec"]["template"].clone();
-    pod["metadata"]["name"] = json!("operator");
-    pod["spec"]["serviceAccountName"] = json!("default");
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let dressed = |objects: &[Value]| {
+        let mut pod = find(objects, "Deployment", "subagent-operator")["spec"]["template"].clone();
+        pod["metadata"]["name"] = json!("operator");
+        pod["spec"]["serviceAccountName"] = json!("default");
+        pod
+    };
+    for set in [
+        "replicas=1",
+        "sessionStore.url=s3://b,sessionStore.caConfigMap=ca,sessionStore.env[0].name=AWS_REGION,sessionStore.env[0].value=r,sessionStore.envFrom[0].secretRef.name=s",
+    ] {
+        let pod: Pod = serde_json::from_value(dressed(&render(&namespace.name, &["--set", set]))).expect("a pod");
+        namespace.api::<Pod>().create(&dry_run, &pod).await.expect("the strictest level takes it");
+    }
+    let objects = render(&namespace.name, &["--set", "replicas=2,sessionStore.url="]);
+    let deployment = find(&objects, "Deployment", "subagent-operator");
+    let mut pod = dressed(&objects);
     let typed: Pod = serde_json::from_value(pod.clone()).expect("a pod");
     namespace.api::<Pod>().create(&dry_run, &typed).await.expect("the strictest level takes it");
     let container = &pod["spec"]["containers"][0];

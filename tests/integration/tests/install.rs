@@ -69,7 +69,9 @@ fn c7_runs_go_on_through_upgrade_rollback_uninstall_and_reinstall() {
     let before = identity();
     assert!(before.ends_with(" Running"), "{before}");
 
-    cluster.helm("upgrade", &[&chart, "--set", "replicas=2,watchNamespaces={default}"]);
+    let claim = || cluster.kubectl(&["get", "pvc", "-n", NAMESPACE, "--output", "jsonpath={.items[*].metadata.uid}"]);
+    let sessions = claim();
+    cluster.helm("upgrade", &[&chart, "--set", "replicas=2,watchNamespaces={default},sessionStore.url=s3://bucket/x"]);
     let upgraded = cluster.objects();
     assert!(upgraded.contains(&format!("poddisruptionbudget.policy/{RELEASE}")), "{upgraded:?}");
     assert!(
@@ -83,15 +85,15 @@ fn c7_runs_go_on_through_upgrade_rollback_uninstall_and_reinstall() {
     // There is nothing here that could run the hook.
     let said = cluster.helm("uninstall", &["--no-hooks"]);
     assert!(said.contains("subagentruns.subagents.dev"), "it says what it keeps: {said}");
-    assert_eq!(cluster.objects(), Vec::<String>::new(), "nothing but the definitions is left");
-    assert_eq!(identity(), before);
+    assert_eq!(cluster.objects(), Vec::<String>::new(), "nothing but the definitions and the sessions is left");
+    assert_eq!((identity(), claim()), (before.clone(), sessions.clone()));
 
     // The definitions that were kept are taken up again.
     cluster.helm("install", &[&chart]);
     assert_eq!(cluster.objects(), first);
     assert_eq!(identity(), before);
     cluster.helm("upgrade", &[&chart]);
-    assert_eq!(identity(), before);
+    assert_eq!((identity(), claim()), (before, sessions), "the sessions of all children are those of before");
 }
 
 /// Without `crds.keep` an uninstall takes everything, as its documentation says.

@@ -51,6 +51,15 @@ func Up(ctx context.Context, dir state.Dir, o Options) error {
 		}
 		if keep {
 			fmt.Printf("the cluster in %s is up already\n", dir)
+			if o.Mode == state.WithNode {
+				api, err := apiclient.Open(dir)
+				if err != nil {
+					return err
+				}
+				if err := api.EnsureVolumes(ctx, volumes(dir)); err != nil {
+					return err
+				}
+			}
 			return printAccess(dir, old)
 		}
 		fmt.Printf("removing what is left of an earlier cluster in %s\n", dir)
@@ -166,9 +175,15 @@ func start(ctx context.Context, dir state.Dir, o Options) (*state.Cluster, error
 			return c, err
 		}
 		say("node ready")
+		if err := api.EnsureVolumes(watched, volumes(dir)); err != nil {
+			return c, err
+		}
 	}
 	return c, nil
 }
+
+// volumes is the folder of the volumes that pods may claim.
+func volumes(dir state.Dir) string { return filepath.Join(string(dir), "volumes") }
 
 // launch starts the cluster's root process, in namespaces of its own if there is to be a node.
 func launch(dir state.Dir, c *state.Cluster, claim *slot.Claim, dieWithParent bool) error {

@@ -48,7 +48,7 @@ pub struct Report {
     /// idle is true while no turn is running.
     #[serde(default)]
     pub idle: bool,
-    /// stage is what the worker is doing: Connecting, Spawning, Initialize, Authenticate, SessionNew, SessionMode, Prompt, Idle, StoringResult, Stopping, Stopped.
+    /// stage is what the worker is doing: Connecting, Restoring, Spawning, Initialize, Authenticate, SessionNew, SessionLoad, SessionResume, SessionModel, SessionMode, Prompt, Checkpoint, Idle, StoringResult, Stopping, Stopped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub stage: String,

@@ -84,12 +84,12 @@ pub struct SubagentRunSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::parameters")]
     pub parameters: Option<BTreeMap<String, String>>,
-    /// agentOptions override the provider's settings; each needs a capability of the provider, which none has in this
-    /// version. Immutable.
+    /// agentOptions override the provider's settings. Each needs a capability of the provider: model needs AgentModel; what the
+    /// others need none has in this version. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_options: Option<AgentOptions>,
     /// persona replaces the agent's deployment persona, literally. Presence counts, also when it is empty. Needs the
-    /// provider's Persona capability, which none has in this version. At most 16 KiB. Immutable.
+    /// provider's Persona capability. At most 16 KiB. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16384))]
     pub persona: Option<String>,

@@ -29,8 +29,9 @@ pub struct Snapshot {
     pub checkpoint: Option<Checkpoint>,
     /// True while no turn is running and the worker waits for work.
     pub idle: bool,
-    /// The stage the worker is in, for messages about deadlines: `Connecting`, `Spawning`, `Initialize`,
-    /// `Authenticate`, `SessionNew`, `SessionMode`, `Prompt`, `Idle`, `StoringResult`, `Stopping`, `Stopped`.
+    /// The stage the worker is in, for messages about deadlines: `Connecting`, `Restoring`, `Spawning`, `Initialize`,
+    /// `Authenticate`, `SessionNew`, `SessionLoad`, `SessionResume`, `SessionModel`, `SessionMode`, `Prompt`, `Checkpoint`,
+    /// `Idle`, `StoringResult`, `Stopping`, `Stopped`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub stage: String,
     /// The agent's latest activity.

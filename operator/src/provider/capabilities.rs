@@ -9,10 +9,20 @@ pub const CONTINUATION: &str = "Continuation";
 /// What every agent can do here, whatever it advertises: depths are the operator's.
 pub const OF_EVERY_AGENT: &[&str] = &["DepthLimit"];
 
-/// What only a handshake tells of an agent. `Persona` and `Steering` can be advertised, too, and stay out as long as no
-/// worker serves them: a run that asked for them would be accepted and then ignored (contract c7).
-pub const ADVERTISED: &[&str] =
-    &["LoadSession", "ResumeSession", "ForkSession", "CloseSession", "ImagePrompt", "AudioPrompt", "EmbeddedContext"];
+/// What only a handshake tells of an agent; `AgentModel` only the session of one that can close it again. `Steering` can be
+/// advertised, too, and stays out as long as nobody can steer: what is asked for and then ignored is worse than refused
+/// (contract c7).
+pub const ADVERTISED: &[&str] = &[
+    "LoadSession",
+    "ResumeSession",
+    "ForkSession",
+    "CloseSession",
+    "Persona",
+    "AgentModel",
+    "ImagePrompt",
+    "AudioPrompt",
+    "EmbeddedContext",
+];
 
 /// The capabilities of a provider whose agent, where it is known, is this one.
 pub fn of(spec: &SubagentProviderSpec, agent: Option<&Agent>) -> Vec<String> {
@@ -43,7 +53,7 @@ mod tests {
     fn c7_what_no_worker_serves_is_no_capability_whoever_advertises_it() {
         let agent =
             agent(&["ImagePrompt", "Persona", "Steering", "DepthLimit", "OutputSchema", "LoadSession", CONTINUATION]);
-        assert_eq!(of(&spec(json!({})), Some(&agent)), ["DepthLimit", "ImagePrompt", "LoadSession"]);
+        assert_eq!(of(&spec(json!({})), Some(&agent)), ["DepthLimit", "ImagePrompt", "Persona", "LoadSession"]);
         assert_eq!(of(&spec(json!({})), None), ["DepthLimit"]);
     }
 

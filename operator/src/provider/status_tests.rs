@@ -44,7 +44,7 @@ fn an_agent_that_answered_is_shown_and_forgotten_with_its_revision() {
         name: "OpenCode".into(),
         version: "1.18".into(),
         protocol_version: 1,
-        capabilities: vec!["ImagePrompt".into(), "Persona".into()],
+        capabilities: vec!["ImagePrompt".into(), "Steering".into()],
     };
     let look = Look { agent: Some(agent.clone()), ..look(&provider) };
     let status = accepted(&provider, REVISION, &look, at(2000));

@@ -166,7 +166,7 @@ async fn r8_a_session_the_agent_does_not_know_is_not_replaced() {
 #[case::nothing_and_null("replay-nothing,null-result", 1, Some("without anything of its past"))]
 #[case::updates_that_tell_nothing("replay-nothing,updates-before", 1, Some("without anything of its past"))]
 #[case::nothing_of_nothing("replay-nothing", 0, None)]
-#[case::another_session("other-session-id", 1, Some("another session"))]
+#[case::another_session("other-session-id", 1, Some("speaks of another session"))]
 #[tokio::test(flavor = "multi_thread")]
 async fn r8_a_load_shows_the_past_or_is_none(#[case] fault: &str, #[case] turns: i64, #[case] fact: Option<&str>) {
     let mut child = Child::after("one").await;

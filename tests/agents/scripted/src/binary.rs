@@ -18,8 +18,12 @@ pub fn scripted_agent() -> &'static Path {
     })
 }
 
-/// Builds a binary of this crate with the profile of the running test, which lies in `<profile>/deps/`.
-fn build(name: &str) -> PathBuf {
+/// Builds a binary of the workspace with the profile of the running test, which lies in `<profile>/deps/`.
+///
+/// # Panics
+/// When it cannot be built.
+#[must_use]
+pub fn build(name: &str) -> PathBuf {
     let test = env::current_exe().expect("a test has a path");
     let profile = test.ancestors().nth(2).expect("a test lies in <profile>/deps");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -29,6 +33,14 @@ fn build(name: &str) -> PathBuf {
     cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
     if profile.file_name().is_some_and(|profile| profile == "release") {
         cargo.arg("--release");
+    }
+    // What Cargo tells a test of its package. Build scripts of dependencies look at the same variables and would run again,
+    // and all that stands on them be compiled again, here and the next time without them.
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_") {
+            cargo.env_remove(&variable);
+        }
     }
     let status = cargo.status().expect("cargo can be started");
     assert!(status.success(), "{name} cannot be built: {status}");

@@ -9,7 +9,7 @@ use crate::{
     metrics::Metrics,
     pki::{Distribution, Keeper, Pki, PkiSettings},
     provider, run,
-    session_store::Store,
+    session_store::{self, Store},
     settings::Settings,
     watching::Scope,
 };
@@ -37,7 +37,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// successor reads everything from the API server.
 pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let store = session_store(&settings.session_store)?;
+    let store = open_store(&settings.session_store)?;
     let metrics = Arc::new(Metrics::new());
     let health = Health::new();
     let mut parts: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
@@ -114,7 +114,7 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
 }
 
 /// The session store that the settings name. Whether it can be used is only told here: runs that need none start without it.
-fn session_store(setting: &str) -> anyhow::Result<Option<Arc<Store>>> {
+fn open_store(setting: &str) -> anyhow::Result<Option<Arc<Store>>> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
@@ -195,7 +195,8 @@ async fn lead(
             );
         }
     });
-    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone())) };
+    let sweeping = session_store::sweep::run(context.clone(), Scope::of(&settings.namespaces()), stop.clone());
+    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone()), sweeping) };
     tokio::pin!(controllers);
     tokio::select! {
         () = leadership.lost() => bail!("leadership lost"),

@@ -10,6 +10,7 @@
 //! - `key`: names of checkpoints. Pure.
 //! - `content`: is what arrives what was announced.
 //! - `put`, `get`, `remove`: one checkpoint in, one out, those of a child away.
+//! - `sweep`: what nothing refers to any more.
 //! - `check`: can it be used right now.
 //! - `error`: what a failure means for whoever met it.
 //! - `folder`: what a folder needs beside what every store needs.
@@ -24,6 +25,7 @@ mod location;
 mod open;
 mod put;
 mod remove;
+pub mod sweep;
 
 pub use content::ContentError;
 pub use error::{SettingError, StoreError};

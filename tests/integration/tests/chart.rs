@@ -42,6 +42,7 @@ fn a_value_that_does_not_exist_or_is_out_of_range_is_refused() {
         ("maxResultBytes=1", "'/maxResultBytes'"),
         ("sessionStore.url=/var/lib/subagents", "'/sessionStore/url'"),
         ("sessionStore.url=s3://key:secret@bucket", "'/sessionStore/url'"),
+        ("sessionStore.keepSeconds=60", "'/sessionStore/keepSeconds'"),
         ("sessionStore.persistence.size=much", "'/sessionStore/persistence/size'"),
         ("sessionStore.persistence.accessMode=ReadOnlyMany", "'/sessionStore/persistence/accessMode'"),
         ("logFormat=xml", "'/logFormat'"),
@@ -68,15 +69,19 @@ fn the_values_reach_the_operator() {
     expect("SUBAGENT_POD_TTL_SECONDS", "300");
     expect("SUBAGENT_MAX_RESULT_BYTES", "4194304");
     expect("SUBAGENT_SESSION_STORE", "file:///var/lib/subagents");
+    expect("SUBAGENT_SESSION_STORE_KEEP_SECONDS", "86400");
     expect("SUBAGENT_LEASE_NAME", "subagent-operator");
     expect("SUBAGENT_ROOT_SECRET", "subagent-operator-gateway-root");
     expect("SUBAGENT_LOG", "info");
     expect("SUBAGENT_LOG_FORMAT", "text");
-    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=4096,logLevel=debug,logFormat=json,workerImage.tag=v1,sessionStore.url=gs://b/p";
+    let set = "watchNamespaces={one,two},podTTLSeconds=7,maxResultBytes=4096,logLevel=debug,logFormat=json,workerImage.tag=v1,sessionStore.url=gs://b/p,sessionStore.keepSeconds=3600";
     let changed = environment(&render("subagents-system", &["--set", set]));
     let differing: Vec<_> =
         changed.iter().filter(|entry| !defaults.contains(entry)).map(|(_, value)| value.as_str()).collect();
-    assert_eq!(differing, ["localhost/subagent-worker:v1", "one,two", "7", "4096", "gs://b/p", "debug", "json"]);
+    assert_eq!(
+        differing,
+        ["localhost/subagent-worker:v1", "one,two", "7", "4096", "gs://b/p", "3600", "debug", "json"]
+    );
 }
 
 #[test]

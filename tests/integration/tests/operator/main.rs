@@ -25,6 +25,7 @@ mod refusals;
 mod restarts;
 mod results;
 mod revisions;
+mod sessions;
 mod starting;
 mod tree;
 mod undecodable;

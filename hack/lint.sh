@@ -33,7 +33,7 @@ RUSTDOCFLAGS="-D warnings" check "cargo doc" cargo doc --workspace --no-deps --l
 check "sabotage patches" cargo run --quiet --locked -p xtask -- sabotage --check
 check "helm lint" "$ROOT/.cluster/bin/helm" lint --strict --quiet charts/subagent-operator
 check "shell scripts" shell_scripts
-for module in images/mkimage tests/cluster; do
+for module in images/mkimage tests/cluster tests/s3; do
   check "go: $module" eval "( go_module $module )"
 done
 

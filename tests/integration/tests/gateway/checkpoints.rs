@@ -18,9 +18,10 @@ use subagent_operator::session_store::{Store, key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const CHILD: &str = "3c1ab0e4-6c1f-4c0e-9d1e-0d0c4c8e4a11";
+/// UID of the child here.
+pub const CHILD: &str = "3c1ab0e4-6c1f-4c0e-9d1e-0d0c4c8e4a11";
 /// Above one part of the store.
-const LARGE: usize = 9 * 1024 * 1024;
+pub const LARGE: usize = 9 * 1024 * 1024;
 
 fn store_in(folder: &Path) -> Arc<Store> {
     Arc::new(Store::open(&format!("file://{}", folder.display()), []).expect("a setting").expect("a store"))
@@ -34,7 +35,12 @@ async fn world(hint: &str) -> (World, TempDir) {
 }
 
 /// An activation of the child with a worker pod, and the pod's token.
-async fn activated(world: &World, name: &str, epoch: i64, session: Option<ContinuedSession>) -> (SubagentRun, String) {
+pub async fn activated(
+    world: &World,
+    name: &str,
+    epoch: i64,
+    session: Option<ContinuedSession>,
+) -> (SubagentRun, String) {
     let run = world
         .run_with(name, |run| {
             run.spec.prompt = None;
@@ -47,16 +53,16 @@ async fn activated(world: &World, name: &str, epoch: i64, session: Option<Contin
     (run, world.token(&pod, AUDIENCE).await)
 }
 
-fn content(size: usize) -> Vec<u8> {
+pub fn content(size: usize) -> Vec<u8> {
     (0..size).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
-fn announced(run: &SubagentRun, turn: i64, content: &[u8]) -> CheckpointUpload {
+pub fn announced(run: &SubagentRun, turn: i64, content: &[u8]) -> CheckpointUpload {
     let run_uid = run.uid().expect("a UID");
     CheckpointUpload { run_uid, attempt: 1, turn, sha256: sha256(content), size: content.len() as i64 }
 }
 
-fn session(key: String, content: &[u8]) -> Option<ContinuedSession> {
+pub fn session(key: String, content: &[u8]) -> Option<ContinuedSession> {
     let checkpoint = CheckpointRef { key, digest: sha256(content), size: content.len() as i64 };
     Some(ContinuedSession { id: "s".into(), checkpoint, completed_turns: 1 })
 }
@@ -83,13 +89,13 @@ async fn put(replica: &Replica, token: &str, announced: &CheckpointUpload, conte
 }
 
 /// Stores it and gives the key.
-async fn stored(replica: &Replica, token: &str, announced: &CheckpointUpload, content: &[u8]) -> String {
+pub async fn stored(replica: &Replica, token: &str, announced: &CheckpointUpload, content: &[u8]) -> String {
     let (status, body) = ask(replica, "PUT", &announced.path(), token, content).await.expect("an answer");
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
     serde_json::from_slice::<StoredCheckpoint>(&body).expect("the key").key
 }
 
-async fn get(replica: &Replica, token: &str, run: &SubagentRun) -> (u16, Vec<u8>) {
+pub async fn get(replica: &Replica, token: &str, run: &SubagentRun) -> (u16, Vec<u8>) {
     let path = CheckpointDownload { run_uid: run.uid().expect("a UID"), attempt: 1 }.path();
     ask(replica, "GET", &path, token, b"").await.expect("an answer")
 }

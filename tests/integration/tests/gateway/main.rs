@@ -1,6 +1,7 @@
 //! The gateway against a real API server: real tokens, real TokenReviews, real admission of every status write. The
 //! worker's side of the link is played here, message by message, so that it can also be late, wrong or hostile.
 
+mod buckets;
 mod certificates;
 mod checkpoints;
 mod election;

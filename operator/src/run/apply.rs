@@ -3,7 +3,7 @@
 
 use super::{
     archiving,
-    descendants::tell,
+    descendants::{deleting_since, tell},
     outcome,
     plan::{Step, World},
     status::{self, Stopped},
@@ -92,7 +92,9 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
         }
         Step::StopDescendants => {
             let found = world.family.found.as_deref().unwrap_or_default();
-            Ok(Applied::Told(tell::stop(context, run, found).await))
+            let deleting_since = deleting_since(run);
+            let ancestor = tell::Ancestor { namespace: &namespace, name: &name, deleting_since };
+            Ok(Applied::Told(tell::stop(context, ancestor, found).await))
         }
         Step::CreatePod => create_pod(context, world, &runs, now).await,
         Step::ArchiveLog => Ok(Applied::Log(match &world.pod {
@@ -139,11 +141,11 @@ where
     ignore_gone(write_finalizers(runs, run, &finalizers).await)
 }
 
-fn without(finalizers: Option<Vec<String>>, name: &str) -> Vec<String> {
+pub(crate) fn without(finalizers: Option<Vec<String>>, name: &str) -> Vec<String> {
     finalizers.unwrap_or_default().into_iter().filter(|finalizer| finalizer != name).collect()
 }
 
-fn ignore_gone<T>(result: Result<T, WriteError>) -> Result<(), WriteError> {
+pub(crate) fn ignore_gone<T>(result: Result<T, WriteError>) -> Result<(), WriteError> {
     match result {
         Ok(_) | Err(WriteError::Gone(_)) => Ok(()),
         Err(error) => Err(error),
@@ -197,7 +199,11 @@ where
     ignore_gone(write_finalizers(api, object, &kept).await)
 }
 
-async fn write_finalizers<K>(api: &Api<K>, object: &impl Resource, finalizers: &[String]) -> Result<K, WriteError>
+pub(crate) async fn write_finalizers<K>(
+    api: &Api<K>,
+    object: &impl Resource,
+    finalizers: &[String],
+) -> Result<K, WriteError>
 where
     K: Clone + DeserializeOwned + Debug,
 {

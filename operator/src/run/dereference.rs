@@ -12,8 +12,9 @@ use crate::{
     provider::revision,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
-use kube::{Api, Client};
-use std::time::Duration;
+use kube::{Api, Client, Resource, core::NamespaceResourceScope};
+use serde::de::DeserializeOwned;
+use std::{fmt::Debug, time::Duration};
 use subagent_crds::{
     Phase, SubagentProvider, SubagentRun, bounds, names,
     run::{ParentKind, ParentRef},
@@ -118,12 +119,24 @@ pub(crate) async fn named_parent(
     reference: Option<&ParentRef>,
 ) -> Result<Parent, ReadError> {
     let Some(reference) = reference else { return Ok(Parent::NotAsked) };
-    if reference.kind != ParentKind::SubagentRun {
-        return Ok(Parent::Missing);
+    match reference.kind {
+        ParentKind::SubagentRun => read_parent(client, namespace, &reference.name, Parent::Found).await,
+        ParentKind::Subagent => read_parent(client, namespace, &reference.name, Parent::Child).await,
     }
-    let runs: Api<SubagentRun> = Api::namespaced(client.clone(), namespace);
-    match api::get(&runs, &reference.name).await {
-        Ok(found) => Ok(found.map_or(Parent::Missing, |parent| Parent::Found(Box::new(parent)))),
+}
+
+async fn read_parent<K>(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    found: fn(Box<K>) -> Parent,
+) -> Result<Parent, ReadError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let parents: Api<K> = Api::namespaced(client.clone(), namespace);
+    match api::get(&parents, name).await {
+        Ok(parent) => Ok(parent.map_or(Parent::Missing, |parent| found(Box::new(parent)))),
         Err(error) if error.is_undecodable() => Ok(Parent::Undecodable(error.to_string())),
         Err(error) => Err(error),
     }

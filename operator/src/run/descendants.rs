@@ -1,4 +1,5 @@
-//! The runs below a run: a cancel or a deletion reaches all of them (contract c51), and a run's end waits for theirs.
+//! The runs and children below a run or child: a cancel or a deletion reaches all of them (contract c51), and a run's end
+//! waits for theirs.
 //!
 //! Everything is decided from live reads, so a crash at any point changes nothing. No descendant can slip through: a child
 //! stores its lineage before it reads its parent a last time, and a parent's stop is stored before its descendants are
@@ -17,7 +18,7 @@ use super::{
 };
 use k8s_openapi::jiff::Timestamp;
 use std::time::Duration;
-use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions};
+use subagent_crds::{Phase, Subagent, SubagentPhase, SubagentRun, SubagentRunStatus, conditions, run::ParentKind};
 
 /// How often live descendants are looked at while something waits for them. Their ends wake their ancestors; this is for
 /// what nobody hears of, such as a finalizer that was taken off by force.
@@ -29,17 +30,21 @@ const TTL_LOOK: Duration = Duration::from_secs(60);
 /// Descendants that a condition names; more are only said to be there.
 const NAMED: usize = 8;
 
-/// A run below another, as far as the ones above it care.
+/// A run or child below another, as far as the ones above it care. A child at rest counts as completed: nothing of it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descendant {
+    /// What it is.
+    pub kind: ParentKind,
     /// Its name.
     pub name: String,
     /// Its UID.
     pub uid: String,
     /// Its depth in the tree.
     pub depth: i32,
-    /// True when `spec.cancel` is set.
+    /// True when it was told that it is cancelled: `spec.cancel` of a run, `spec.cancelThroughEpoch` of a child.
     pub cancelled: bool,
+    /// Number of a child's newest activation.
+    pub epochs: i64,
     /// True when it is being deleted.
     pub deleting: bool,
     /// Where it stands.
@@ -58,6 +63,8 @@ impl Descendant {
         let status = run.status.as_ref()?;
         let lineage = status.lineage.as_ref()?;
         lineage.ancestors.iter().any(|uid| uid == ancestor).then(|| Self {
+            kind: ParentKind::SubagentRun,
+            epochs: 0,
             name: run.metadata.name.clone().unwrap_or_default(),
             uid: run.metadata.uid.clone().unwrap_or_default(),
             depth: lineage.depth,
@@ -70,13 +77,40 @@ impl Descendant {
         })
     }
 
+    /// What is known of a child, if it is below the one with that UID.
+    pub fn child_below(ancestor: &str, child: &Subagent) -> Option<Self> {
+        use SubagentPhase::{NotResumable, Parked, Rejected, Settled, Waiting};
+        let status = child.status.as_ref()?;
+        let lineage = status.lineage.as_ref()?;
+        let rests = |phase| matches!(phase, Settled | Parked | Waiting | NotResumable | Rejected);
+        let is_at_rest = status.activation.is_none() && status.phase.is_some_and(rests);
+        lineage.ancestors.iter().any(|uid| uid == ancestor).then(|| Self {
+            kind: ParentKind::Subagent,
+            name: child.metadata.name.clone().unwrap_or_default(),
+            uid: child.metadata.uid.clone().unwrap_or_default(),
+            depth: lineage.depth,
+            cancelled: child.spec.cancel_through_epoch >= status.epochs,
+            epochs: status.epochs,
+            deleting: child.metadata.deletion_timestamp.is_some(),
+            phase: is_at_rest.then_some(Phase::Completed),
+            stopped: is_at_rest,
+            finished_at: None,
+            undecodable: None,
+        })
+    }
+
+    fn is_child(&self) -> bool {
+        self.kind == ParentKind::Subagent
+    }
+
     fn is_over(&self) -> bool {
         self.phase.is_some_and(Phase::is_terminal)
     }
 
-    /// False once it is terminal and Stopped: then it counts as cancelled.
+    /// False once it is terminal and Stopped: then it counts as cancelled. A child that is being deleted is waited for until
+    /// it is gone: its session is removed first.
     pub fn is_live(&self) -> bool {
-        !(self.is_over() && self.stopped)
+        !(self.is_over() && self.stopped) || self.is_child() && self.deleting
     }
 
     /// Whether it has to be told that it is cancelled.
@@ -84,10 +118,11 @@ impl Descendant {
         !self.is_over() && !self.cancelled && !self.deleting
     }
 
-    /// Whether it is to be deleted with an ancestor whose deletion began then: it was still alive at that time. One that
-    /// had finished before stays for its own time to live. (Stored times are whole seconds; within one, it stays.)
+    /// Whether it is to be deleted with an ancestor whose deletion began then: it was still alive at that time. A run that
+    /// had finished before stays for its own time to live. (Stored times are whole seconds; within one, it stays.) A child
+    /// has no such time, and could be spoken to for ever.
     pub fn is_to_delete(&self, since: Timestamp) -> bool {
-        !self.deleting && (self.is_live() || self.finished_at.is_some_and(|at| at > since))
+        !self.deleting && (self.is_child() || self.is_live() || self.finished_at.is_some_and(|at| at > since))
     }
 }
 
@@ -154,7 +189,8 @@ pub fn first(world: &World, old: &SubagentRunStatus, alone: Step, now: Timestamp
     let failures = world.family.failures();
     let at_most = |wait: Option<Duration>, most| Step::Wait(Some(wait.map_or(most, |wait| wait.min(most))));
     match alone {
-        Step::DeleteRun if !live.is_empty() => Step::Wait(Some(TTL_LOOK)),
+        // Its deletion would delete a child at rest.
+        Step::DeleteRun if !live.is_empty() || found.iter().any(Descendant::is_child) => Step::Wait(Some(TTL_LOOK)),
         Step::ReleaseRun if !live.is_empty() => {
             let wait = at_most(None, if failures.is_empty() { LOOK_AGAIN } else { TELL_AGAIN });
             let said = status::outlived(old, &names(&live, failures));
@@ -177,7 +213,7 @@ pub fn first(world: &World, old: &SubagentRunStatus, alone: Step, now: Timestamp
 
 /// Who is waited for, and what went wrong, for a person. Those that nothing ends by itself come first: they are what
 /// somebody has to look at.
-fn names(live: &[&Descendant], failures: &[String]) -> String {
+pub(crate) fn names(live: &[&Descendant], failures: &[String]) -> String {
     let mut live = live.to_vec();
     live.sort_by_key(|one| (one.undecodable.is_none(), !one.is_over(), one.depth, one.name.clone()));
     let name = |one: &&Descendant| match &one.undecodable {

@@ -6,7 +6,7 @@ use kube::{
     Resource,
     runtime::events::{Event, EventType},
 };
-use subagent_crds::{Phase, Reason, SubagentRun, SubagentRunStatus, conditions};
+use subagent_crds::{Phase, Reason, SubagentRun, SubagentRunStatus, conditions, run::ParentRef, run_status::Lineage};
 
 /// An Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,12 +95,24 @@ pub async fn publish(context: &Context, old: Option<&SubagentRunStatus>, run: &S
 
 /// Publishes one Event, on the parent too when it is for it. A failure is logged and forgotten.
 pub async fn tell(context: &Context, run: &SubagentRun, note: Note) {
-    let own = event(&note, note.reason.into(), &note.text, None);
-    let mut told = vec![(run.object_ref(&()), own)];
-    if let Some(parent) = parent(run).filter(|_| note.for_parent) {
-        let text = format!("{}: {}", run.metadata.name.as_deref().unwrap_or_default(), note.text);
-        let about_child = event(&note, format!("Child{}", note.reason), &text, Some(run.object_ref(&())));
-        told.push((parent, about_child));
+    let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
+    let named = run.spec.parent_ref.as_ref().zip(lineage);
+    let parent = named.map(|(reference, lineage)| parent(reference, lineage, run.metadata.namespace.clone()));
+    publish_event(context, run.object_ref(&()), run.metadata.name.as_deref().unwrap_or_default(), parent, note).await;
+}
+
+/// Publishes one Event on an object, and on its parent when it is for that. A failure is logged and forgotten.
+pub(crate) async fn publish_event(
+    context: &Context,
+    object: ObjectReference,
+    name: &str,
+    parent: Option<ObjectReference>,
+    note: Note,
+) {
+    let mut told = vec![(object.clone(), event(&note, note.reason.into(), &note.text, None))];
+    if let Some(parent) = parent.filter(|_| note.for_parent) {
+        let text = format!("{name}: {}", note.text);
+        told.push((parent, event(&note, format!("Child{}", note.reason), &text, Some(object))));
     }
     for (object, event) in told {
         match tokio::time::timeout(crate::settings::CALL_TIMEOUT, context.recorder.publish(&event, &object)).await {
@@ -121,17 +133,16 @@ fn event(note: &Note, reason: String, text: &str, secondary: Option<ObjectRefere
     }
 }
 
-fn parent(run: &SubagentRun) -> Option<ObjectReference> {
-    let reference = run.spec.parent_ref.as_ref()?;
-    let lineage = run.status.as_ref()?.lineage.as_ref()?;
-    Some(ObjectReference {
+/// The parent that is named and bound by its recorded UID.
+pub(crate) fn parent(reference: &ParentRef, lineage: &Lineage, namespace: Option<String>) -> ObjectReference {
+    ObjectReference {
         api_version: Some(format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION)),
         kind: Some(format!("{:?}", reference.kind)),
-        namespace: run.metadata.namespace.clone(),
+        namespace,
         name: Some(reference.name.clone()),
         uid: lineage.parent_uid.clone(),
         ..ObjectReference::default()
-    })
+    }
 }
 
 #[cfg(test)]

@@ -22,4 +22,4 @@ pub mod validate;
 #[cfg(test)]
 mod archiving_tests;
 #[cfg(test)]
-mod plan_tests;
+pub(crate) mod plan_tests;

@@ -5,7 +5,7 @@
 use super::{
     apply::{Error, release_pod, release_run},
     dereference,
-    descendants::{Descendant, find, tell},
+    descendants::{Descendant, deleting_since, find, tell},
     plan::{owned_by, released, wants_stop},
 };
 use crate::{
@@ -105,8 +105,10 @@ async fn unreadable(context: &Context, runs: &Api<Guarded<SubagentRun>>, run: &S
         return are_stopped(context, &pods, run, &deleted).await;
     }
     // Nobody is admitted below it: its children wait for a parent that decodes.
-    let found = find::below(context, run).await?;
-    tell::stop(context, run, &found).await;
+    let found = find::below_run(context, run).await?;
+    let (namespace, name) = (run.namespace().unwrap_or_default(), run.name_any());
+    let deleting_since = deleting_since(run);
+    tell::stop(context, tell::Ancestor { namespace: &namespace, name: &name, deleting_since }, &found).await;
     let own = pods_of(&pods, run).await?;
     let is_over = are_stopped(context, &pods, run, &own).await? && !found.iter().any(Descendant::is_live);
     if is_over && run.metadata.deletion_timestamp.is_some() {

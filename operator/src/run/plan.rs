@@ -30,6 +30,8 @@ use subagent_crds::{
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// Time the worker has beside the graces to report the end of a cancelled turn before its pod is deleted.
 const REPORT_MARGIN: Duration = Duration::from_secs(15);
+/// How often the parent of a run that waits for its acceptance is looked at.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
 const RETRY_CREATE: Duration = Duration::from_secs(5);
 
@@ -179,7 +181,10 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
             if now >= deadline {
                 return refused(&refusal.in_vain(seconds));
             }
-            differing(old, status::waiting(run, old, &refusal, now), Step::Wait(Some(until(deadline, now))))
+            // Nobody here hears that a continuable child was accepted.
+            let look_again = (refusal.reason == Reason::ParentUnavailable).then(|| now + LOOK_AGAIN);
+            let wait = soonest([Some(deadline), look_again], now);
+            differing(old, status::waiting(run, old, &refusal, now), wait)
         }
         Verdict::Accepted(_) if !has_finalizer(run) => Step::AddFinalizer,
         Verdict::Accepted(acceptance) => Step::Status(Box::new(status::accepted(run, old, *acceptance, now))),

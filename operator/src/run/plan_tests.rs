@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use subagent_crds::{Phase, SubagentProvider, SubagentRun, SubagentRunStatus, conditions};
 
-pub(super) const CREATED: &str = "2026-01-01T00:00:00Z";
+pub(crate) const CREATED: &str = "2026-01-01T00:00:00Z";
 
-pub(super) fn at(seconds: i64) -> Timestamp {
+pub(crate) fn at(seconds: i64) -> Timestamp {
     CREATED.parse::<Timestamp>().unwrap() + Duration::from_secs(seconds.unsigned_abs())
 }
 
-pub(super) fn merged(base: Value, extra: Value) -> Value {
+pub(crate) fn merged(base: Value, extra: Value) -> Value {
     match (base, extra) {
         (Value::Object(mut base), Value::Object(extra)) => {
             for (key, value) in extra {

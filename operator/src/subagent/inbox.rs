@@ -345,7 +345,7 @@ impl<'a> Inbox<'a> {
                 self.conclude(at, Outcome::Applied, None);
             } else if was_placed && is_cancelled {
                 self.conclude(at, Outcome::Discarded, None);
-            } else if is_failed && message.id == activation.woken_by {
+            } else if not_resumable && !is_steer && !is_bare || is_failed && message.id == activation.woken_by {
                 let code = if not_resumable { Code::NotResumable } else { Code::ActivationFailed };
                 self.conclude(at, Outcome::Rejected, Some(code));
             } else if is_steer || is_bare {

@@ -1,4 +1,4 @@
-//! Finds the runs below a run, live.
+//! Finds the runs and children below a run or child, live.
 
 use super::{Descendant, Family, are_to_stop};
 use crate::{
@@ -9,9 +9,9 @@ use crate::{
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, api::ListParams};
-use subagent_crds::{SubagentRun, names};
+use subagent_crds::{Subagent, SubagentRun, names, run::ParentKind, run_status::Lineage};
 
-/// Runs per page: each may carry half a megabyte of prompt, and none of it is kept.
+/// Objects per page: each may carry half a megabyte of prompt or messages, and none of it is kept.
 const PAGE: u32 = 50;
 
 impl Family {
@@ -27,7 +27,7 @@ impl Family {
         if self.found.as_ref().is_some_and(|found| found.iter().all(|one| !one.is_live())) {
             return Ok(());
         }
-        self.found = Some(below(context, run).await?);
+        self.found = Some(below_run(context, run).await?);
         Ok(())
     }
 }
@@ -36,17 +36,41 @@ impl Family {
 ///
 /// # Errors
 /// When the list fails.
-pub async fn below(context: &Context, run: &SubagentRun) -> Result<Vec<Descendant>, ReadError> {
-    let namespace = run.metadata.namespace.clone().unwrap_or_default();
-    let uid = run.metadata.uid.clone().unwrap_or_default();
-    let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
+pub async fn below_run(context: &Context, run: &SubagentRun) -> Result<Vec<Descendant>, ReadError> {
+    let namespace = run.metadata.namespace.as_deref().unwrap_or_default();
+    let uid = run.metadata.uid.as_deref().unwrap_or_default();
+    below(context, namespace, uid, run.status.as_ref().and_then(|status| status.lineage.as_ref())).await
+}
+
+/// The descendants of what has this UID and this lineage. The activations of a child are not below it: they are itself.
+///
+/// # Errors
+/// When a list fails.
+pub async fn below(
+    context: &Context,
+    namespace: &str,
+    uid: &str,
+    lineage: Option<&Lineage>,
+) -> Result<Vec<Descendant>, ReadError> {
     let Some(root) = lineage.map(|lineage| lineage.root_uid.as_str()) else { return Ok(vec![]) };
-    let runs: Api<Guarded<SubagentRun>> = Api::namespaced(context.client.clone(), &namespace);
     let of_tree = ListParams::default().fields(&format!("{}={root}", names::ROOT_UID_FIELD)).limit(PAGE);
-    api::list(&runs, of_tree, "descendants", |guarded| match guarded.0 {
-        Ok(run) => Descendant::below(&uid, &run),
-        Err(undecodable) => Descendant::below(&uid, &undecodable.run())
+    let runs: Api<Guarded<SubagentRun>> = Api::namespaced(context.client.clone(), namespace);
+    let mut found = api::list(&runs, of_tree.clone(), "descendants", |guarded| match guarded.0 {
+        Ok(run) if run.spec.activation.as_ref().is_some_and(|own| own.subagent_ref.uid == uid) => None,
+        Ok(run) => Descendant::below(uid, &run),
+        Err(undecodable) => Descendant::below(uid, &undecodable.run())
             .map(|one| Descendant { undecodable: Some(undecodable.how), ..one }),
     })
-    .await
+    .await?;
+    let children: Api<Guarded<Subagent>> = Api::namespaced(context.client.clone(), namespace);
+    let below = api::list(&children, of_tree, "children", |guarded| match guarded.0 {
+        Ok(child) => Descendant::child_below(uid, &child),
+        Err(undecodable) => Descendant::below(uid, &undecodable.run()).map(|one| Descendant {
+            kind: ParentKind::Subagent,
+            undecodable: Some(undecodable.how),
+            ..one
+        }),
+    });
+    found.extend(below.await?);
+    Ok(found)
 }

@@ -11,6 +11,7 @@ use crate::{
     provider, run,
     session_store::{self, Store},
     settings::Settings,
+    subagent,
     watching::Scope,
 };
 use anyhow::{Context as _, bail};
@@ -189,6 +190,7 @@ async fn lead(
         async move {
             tokio::join!(
                 run::controller::run(context.clone(), scope.clone(), stop.clone()),
+                subagent::controller::run(context.clone(), scope.clone(), stop.clone()),
                 provider::controller::run(context.clone(), scope.clone(), stop.clone()),
                 provider::orphans::run(context.clone(), scope.clone(), stop.clone()),
                 provider::sweep::run(context, scope, stop.clone()),

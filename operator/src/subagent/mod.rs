@@ -1,4 +1,22 @@
 //! Continuable children: their inbox, and the runs that activate them.
+//!
+//! One reconcile is: dereference (all reads) -> plan (pure, with validate, inbox and status inside) -> apply (writes), in a
+//! loop until there is nothing to do. What becomes of messages is decided in `inbox` alone, stored in one guarded write, and
+//! `placing` reads off that what is to be done to the run.
 
+pub mod apply;
+pub mod controller;
+pub mod dereference;
+pub mod events;
 pub mod inbox;
+pub mod memory;
+pub mod orphans;
 pub mod placing;
+pub mod plan;
+pub mod pruning;
+pub mod session;
+pub mod status;
+pub mod validate;
+
+#[cfg(test)]
+mod plan_tests;

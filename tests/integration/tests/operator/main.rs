@@ -15,6 +15,7 @@ mod world;
 mod budget;
 mod cancelling;
 mod certificates;
+mod children;
 mod deadlines;
 mod kills;
 mod lineage;

@@ -1,0 +1,280 @@
+//! All writes of a reconcile. Each carries what makes it safe to repeat or to lose: a resourceVersion, a UID precondition, or
+//! a deterministic name.
+
+use super::{
+    events, memory,
+    placing::Change,
+    plan::{FORGET_FOR, Step, World},
+    pruning::PastRun,
+    session, status,
+};
+use crate::{
+    api::{self, ReadError, WriteError},
+    context::Context,
+    run::{
+        apply::{ignore_gone, without, write_finalizers},
+        descendants::tell,
+        events::Note,
+    },
+};
+use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use subagent_crds::{Subagent, SubagentRun, SubagentStatus, names};
+
+/// How soon a run that found no room is tried again. Quota frees up when others go; nothing tells when.
+const QUOTA_RETRY: Duration = Duration::from_secs(10);
+/// How soon a session that could not be removed is tried again.
+const FORGET_RETRY: Duration = Duration::from_secs(10);
+
+/// A reconcile that did not get through.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A write failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// What a write led to.
+#[derive(Debug)]
+pub enum Applied {
+    /// The child changed; this is it now.
+    Child(Box<Subagent>),
+    /// Something else changed: read again.
+    Changed,
+    /// Those below were told to stop, but for these failures: read again.
+    Told(Vec<String>),
+    /// Nothing more to do for now.
+    Done(Option<Duration>),
+}
+
+/// Carries out one step.
+///
+/// # Errors
+/// [`Error`] when a call fails; the next reconcile starts from what is stored.
+pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp) -> Result<Applied, Error> {
+    let child = &world.child;
+    let (namespace, name) = (child.namespace().unwrap_or_default(), child.name_any());
+    let children: Api<Subagent> = Api::namespaced(context.client.clone(), &namespace);
+    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &namespace);
+    match step {
+        Step::Wait(after) => Ok(Applied::Done(after)),
+        Step::Status(status) => Ok(Applied::Child(Box::new(write_status(context, &children, child, &status).await?))),
+        Step::AddFinalizer => {
+            let mut finalizers = child.metadata.finalizers.clone().unwrap_or_default();
+            finalizers.push(names::SUBAGENT_FINALIZER.into());
+            let written = write_finalizers(&children, child, &finalizers).await?;
+            context.metrics.wrote("subagent", "finalizer");
+            Ok(Applied::Child(Box::new(written)))
+        }
+        Step::CreateRun(run) => create_run(context, child, &runs, &run).await,
+        Step::ChangeRun(change) => {
+            if let Some(run) = world.run.ours() {
+                change_run(context, &runs, run, &change).await?;
+            }
+            Ok(Applied::Changed)
+        }
+        Step::ReleaseRun(past) => {
+            release_run(&runs, &past).await?;
+            Ok(Applied::Changed)
+        }
+        Step::DeleteRuns(surplus) => {
+            for past in surplus {
+                let preconditions = Preconditions { uid: Some(past.uid), resource_version: None };
+                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+                let what = format!("deleting run {}", past.name);
+                gone_is_done(api::write(what, runs.delete(&past.name, &params)).await)?;
+            }
+            Ok(Applied::Changed)
+        }
+        Step::Remember(ids) => remember(context, world, &children, &ids).await,
+        Step::Prune(ids) => Ok(Applied::Child(Box::new(prune(&children, child, &ids).await?))),
+        Step::StopChildren => {
+            let deleting_since = child.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+            let ancestor = tell::Ancestor { namespace: &namespace, name: &name, deleting_since };
+            let found = world.children.as_deref().unwrap_or_default();
+            Ok(Applied::Told(tell::stop(context, ancestor, found).await))
+        }
+        Step::Forget => forget(context, &children, child, now).await,
+        Step::Release => {
+            release(&children, child).await?;
+            Ok(Applied::Done(None))
+        }
+    }
+}
+
+/// Writes a status, guarded by the resourceVersion it was computed from.
+async fn write_status(
+    context: &Context,
+    children: &Api<Subagent>,
+    child: &Subagent,
+    status: &SubagentStatus,
+) -> Result<Subagent, WriteError> {
+    let name = child.name_any();
+    let body = json!({
+        "apiVersion": format!("{}/{}", subagent_crds::GROUP, subagent_crds::VERSION),
+        "kind": "Subagent",
+        "metadata": {"name": name, "uid": child.uid(), "resourceVersion": child.resource_version()},
+        "status": status,
+    });
+    let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+    let body = api::apply_body(&body);
+    let written = api::write(format!("status of child {name}"), children.patch_status(&name, &params, &body)).await?;
+    context.metrics.wrote("subagent", "status");
+    Ok(written)
+}
+
+fn our_patch() -> PatchParams {
+    PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() }
+}
+
+/// Creates the run of the claimed activation. One that is there already is judged by the next read.
+async fn create_run(
+    context: &Context,
+    child: &Subagent,
+    runs: &Api<SubagentRun>,
+    run: &SubagentRun,
+) -> Result<Applied, Error> {
+    let name = run.name_any();
+    let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PostParams::default() };
+    match api::write(format!("creating run {name}"), runs.create(&params, run)).await {
+        Ok(_) => {
+            context.metrics.wrote("subagent", "run");
+            Ok(Applied::Changed)
+        }
+        Err(WriteError::Refused { status, .. }) if status.reason == "AlreadyExists" => Ok(Applied::Changed),
+        // The child's own deletion is about to come.
+        Err(WriteError::Refused { status, .. }) if api::is_namespace_terminating(&status) => Ok(Applied::Done(None)),
+        Err(WriteError::Refused { status, .. }) if api::is_quota(&status) => {
+            let text = format!("run {name} finds no room: {}; it is tried again", status.message);
+            events::tell(context, child, Note { warning: true, reason: "QuotaExceeded", text, for_parent: false })
+                .await;
+            Ok(Applied::Done(Some(QUOTA_RETRY)))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Brings the run to what the status asks, guarded by the resourceVersion that was looked at.
+async fn change_run(
+    context: &Context,
+    runs: &Api<SubagentRun>,
+    run: &SubagentRun,
+    change: &Change,
+) -> Result<(), WriteError> {
+    let name = run.name_any();
+    let patch = json!({
+        "metadata": {"uid": run.uid(), "resourceVersion": run.resource_version()},
+        "spec": {"messages": change.messages, "activation": {"inbox": change.inbox}, "cancel": change.cancel},
+    });
+    api::write(format!("inbox of run {name}"), runs.patch(&name, &our_patch(), &Patch::Merge(&patch))).await?;
+    context.metrics.wrote("subagent", "run");
+    Ok(())
+}
+
+/// Takes the second finalizer off a run, read live: other finalizers come and go.
+async fn release_run(runs: &Api<SubagentRun>, past: &PastRun) -> Result<(), Error> {
+    let Some(run) = api::get(runs, &past.name).await? else { return Ok(()) };
+    if run.uid().as_ref() != Some(&past.uid) {
+        return Ok(());
+    }
+    let finalizers = without(run.metadata.finalizers.clone(), names::FOLD_FINALIZER);
+    Ok(ignore_gone(write_finalizers(runs, &run, &finalizers).await)?)
+}
+
+/// The new part of the memory is stored, then the status lists it, then those go that it holds.
+async fn remember(
+    context: &Context,
+    world: &World,
+    children: &Api<Subagent>,
+    ids: &[String],
+) -> Result<Applied, Error> {
+    let (child, memory) = (&world.child, world.memory.clone().unwrap_or_default());
+    let old = child.status.clone().unwrap_or_default();
+    let batch = memory::Segment::of(old.messages.iter().filter(|message| ids.contains(&message.id)));
+    let addition = memory.with(child, batch);
+    memory::store(&context.client, child, &addition).await?;
+    context.metrics.wrote("subagent", "configmap");
+    let new = status::remembering(&old, addition.listed, addition.count);
+    let written = write_status(context, children, child, &new).await?;
+    let config_maps: Api<ConfigMap> = Api::namespaced(context.client.clone(), &child.namespace().unwrap_or_default());
+    for name in addition.merged {
+        // One that stays is listed nowhere, and goes with the child.
+        let what = format!("deleting ConfigMap {name}");
+        gone_is_done(api::write(what, config_maps.delete(&name, &DeleteParams::default())).await)?;
+    }
+    Ok(Applied::Child(Box::new(written)))
+}
+
+/// Removes entries, guarded by the resourceVersion that was looked at.
+async fn prune(children: &Api<Subagent>, child: &Subagent, ids: &[String]) -> Result<Subagent, WriteError> {
+    let name = child.name_any();
+    let version = json!({
+        "op": "replace", "path": "/metadata/resourceVersion", "value": child.resource_version().unwrap_or_default(),
+    });
+    let entries = child.spec.messages.iter().enumerate().rev();
+    let removed = entries
+        .filter(|(_, entry)| ids.contains(&entry.id))
+        .map(|(at, _)| json!({"op": "remove", "path": format!("/spec/messages/{at}")}));
+    let operations: Vec<Value> = [version].into_iter().chain(removed).collect();
+    let patch = match serde_json::from_value(Value::Array(operations)) {
+        Ok(patch) => Patch::<()>::Json(patch),
+        Err(source) => {
+            let what = format!("inbox of child {name}");
+            return Err(WriteError::Call { what, source: Box::new(kube::Error::SerdeError(source)) });
+        }
+    };
+    api::write(format!("inbox of child {name}"), children.patch(&name, &our_patch(), &patch)).await
+}
+
+/// Removes the session from the store, and lets the child go; also without that when it takes too long, or when somebody says
+/// so (contract c47).
+async fn forget(
+    context: &Context,
+    children: &Api<Subagent>,
+    child: &Subagent,
+    now: Timestamp,
+) -> Result<Applied, Error> {
+    if let Err(why) = session::forget(context, &child.uid().unwrap_or_default()).await {
+        let since = child.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
+        let is_told = child.annotations().get(names::FORGET_ANNOTATION).is_some_and(|word| word == "true");
+        let gives_up = is_told || now >= since + FORGET_FOR;
+        let text = if gives_up {
+            format!("the child goes although its session is not removed from the store: {why}")
+        } else {
+            format!(
+                "its session is not removed from the store; it is tried again for {} minutes (annotate the child with \
+                 {}=true to let it go): {why}",
+                FORGET_FOR.as_secs() / 60,
+                names::FORGET_ANNOTATION
+            )
+        };
+        let reason = if gives_up { "SessionLeft" } else { "SessionNotRemoved" };
+        events::tell(context, child, Note { warning: true, reason, text, for_parent: false }).await;
+        if !gives_up {
+            return Ok(Applied::Done(Some(FORGET_RETRY)));
+        }
+    }
+    release(children, child).await?;
+    Ok(Applied::Done(None))
+}
+
+async fn release(children: &Api<Subagent>, child: &Subagent) -> Result<(), WriteError> {
+    let finalizers = without(child.metadata.finalizers.clone(), names::SUBAGENT_FINALIZER);
+    ignore_gone(write_finalizers(children, child, &finalizers).await)
+}
+
+/// What is gone or was replaced is not ours any more.
+fn gone_is_done<T>(answer: Result<T, WriteError>) -> Result<(), WriteError> {
+    match answer {
+        Ok(_) | Err(WriteError::Gone(_) | WriteError::Conflict(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,309 @@
+//! What happens next to a child. Pure: from stored facts and the time, exactly one next step. The reconciler carries it out
+//! and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
+//!
+//! The order is what makes it safe. What becomes of messages is stored before anything is told to a run; a number is claimed
+//! before its run is created; the run's UID is stored before it may have a pod; what a run came to is stored before its
+//! finalizer leaves; an id is remembered before its entry leaves.
+
+use super::{
+    inbox::{self, Found},
+    memory::Memory,
+    placing::{self, Change},
+    pruning::{self, PastRun},
+    status,
+    validate::{self, Request, Store},
+};
+use crate::run::{
+    descendants::Descendant,
+    validate::{self as run, Parent, Provider, Verdict},
+};
+use k8s_openapi::jiff::Timestamp;
+use std::time::Duration;
+use subagent_crds::{
+    Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, names, subagent_status::ActivationState,
+};
+
+/// How often live children are looked at while something waits for them. Their ends wake the child; this is for what nobody
+/// hears of.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// How soon a child that could not be told to stop is told again.
+const TELL_AGAIN: Duration = Duration::from_secs(2);
+/// How long removing a deleted child's session from the store is tried (contract c47).
+pub const FORGET_FOR: Duration = Duration::from_secs(300);
+
+/// What was found under the name of the activation's run.
+#[derive(Clone, Debug, Default)]
+pub enum Run {
+    /// Nothing, or nothing was looked for.
+    #[default]
+    Missing,
+    /// An object that is not of this activation.
+    Foreign,
+    /// The run of this activation, from a live GET.
+    Ours(Box<SubagentRun>),
+}
+
+impl Run {
+    /// As the inbox asks.
+    pub fn found(&self) -> Found<'_> {
+        match self {
+            Self::Missing => Found::Missing,
+            Self::Foreign => Found::Foreign,
+            Self::Ours(run) => Found::Ours(run),
+        }
+    }
+
+    /// The run of this activation.
+    pub fn ours(&self) -> Option<&SubagentRun> {
+        match self {
+            Self::Ours(run) => Some(run),
+            Self::Missing | Self::Foreign => None,
+        }
+    }
+}
+
+/// Everything a decision looks at, from live reads of this reconcile.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The child.
+    pub child: Subagent,
+    /// Its provider; read while it is not accepted.
+    pub provider: Provider,
+    /// Its parent; read while it is not accepted, and before its first activation has a run.
+    pub parent: Parent,
+    /// Those above a parent that is over, up to the first that is not; read together with that.
+    pub above: Vec<Parent>,
+    /// The session store; tried while the child is not accepted.
+    pub store: Store,
+    /// What has the name of the activation's run.
+    pub run: Run,
+    /// The memory of ids; read when one is new or some are to leave.
+    pub memory: Option<Memory>,
+    /// The runs of its activations; read while none of them may be at work.
+    pub past: Option<Vec<PastRun>>,
+    /// What is below it, in any depth; looked at when it may come to rest, and while it is being deleted.
+    pub children: Option<Vec<Descendant>>,
+    /// The failures of telling those to stop in this reconcile; none while that was not tried.
+    pub told: Option<Vec<String>>,
+}
+
+impl World {
+    /// A child of which nothing else is known yet.
+    pub fn new(child: Subagent) -> Self {
+        Self {
+            child,
+            provider: Provider::Missing,
+            parent: Parent::NotAsked,
+            above: vec![],
+            store: Store::None,
+            run: Run::Missing,
+            memory: None,
+            past: None,
+            children: None,
+            told: None,
+        }
+    }
+
+    /// Those below that are live.
+    pub fn live_children(&self) -> impl Iterator<Item = &Descendant> {
+        self.children.iter().flatten().filter(|one| one.is_live())
+    }
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Put our finalizer on the child, before anything exists that it must outlive.
+    AddFinalizer,
+    /// Write the status.
+    Status(Box<SubagentStatus>),
+    /// Create the run of the claimed activation.
+    CreateRun(Box<SubagentRun>),
+    /// Tell the run of the activation: messages, the end of its inbox, a cancel.
+    ChangeRun(Box<Change>),
+    /// Take the second finalizer off a run: what became of its messages is stored.
+    ReleaseRun(PastRun),
+    /// Delete finished runs beyond what is kept.
+    DeleteRuns(Vec<PastRun>),
+    /// Remember the ids of these messages.
+    Remember(Vec<String>),
+    /// Remove these entries from the inbox: their ids are remembered.
+    Prune(Vec<String>),
+    /// Cancel and delete what is below a child that is being deleted.
+    StopChildren,
+    /// Remove the session from the store, and let the child go.
+    Forget,
+    /// Let the child go: there is nothing to forget.
+    Release,
+    /// Nothing to do until something changes or the time passes.
+    Wait(Option<Duration>),
+}
+
+/// Decides the next step.
+pub fn next(world: &World, now: Timestamp) -> Step {
+    let child = &world.child;
+    let old = child.status.clone().unwrap_or_default();
+    let deleting = child.metadata.deletion_timestamp.is_some();
+    if deleting && !has_finalizer(child) {
+        // It was never accepted, or somebody took our finalizer off.
+        return Step::Wait(None);
+    }
+    if old.phase == Some(SubagentPhase::Rejected) {
+        return if deleting { Step::Release } else { Step::Wait(None) };
+    }
+    if old.descriptor.is_none() {
+        return if deleting { Step::Release } else { before_acceptance(world, &old, now) };
+    }
+    if !has_finalizer(child) {
+        // Somebody took it off by hand.
+        return Step::AddFinalizer;
+    }
+    if let Some(step) = turned_away(world, &old, now) {
+        return step;
+    }
+    let new = status::advanced(child, world, now);
+    if new != old { Step::Status(Box::new(new)) } else { carry_out(world, &old, now) }
+}
+
+fn has_finalizer(child: &Subagent) -> bool {
+    child.metadata.finalizers.iter().flatten().any(|name| name == names::SUBAGENT_FINALIZER)
+}
+
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::from_millis((at.as_millisecond() - now.as_millisecond()).max(1).unsigned_abs())
+}
+
+fn before_acceptance(world: &World, old: &SubagentStatus, now: Timestamp) -> Step {
+    let child = &world.child;
+    let request = Request { child, provider: &world.provider, parent: &world.parent, store: &world.store };
+    match validate::validate(&request) {
+        Verdict::Refused(refusal) => Step::Status(Box::new(status::rejected(child, old, &refusal, now))),
+        Verdict::Waits(refusal) => {
+            let seconds = validate::start_deadline(child, world.provider.found());
+            let deadline = validate::start_deadline_at(child, seconds);
+            if now >= deadline {
+                return Step::Status(Box::new(status::rejected(child, old, &refusal.in_vain(seconds), now)));
+            }
+            let waits = status::waiting(child, old, &refusal, now);
+            let wait = until(deadline, now).min(if refusal.reason == Reason::ParentUnavailable {
+                LOOK_AGAIN
+            } else {
+                Duration::MAX
+            });
+            if waits == *old { Step::Wait(Some(wait)) } else { Step::Status(Box::new(waits)) }
+        }
+        Verdict::Accepted(_) if !has_finalizer(child) => Step::AddFinalizer,
+        Verdict::Accepted(acceptance) => Step::Status(Box::new(status::accepted(world, old, *acceptance, now))),
+    }
+}
+
+/// The parent is looked at again once the child's lineage is stored, before anything of it exists: either this sees that the
+/// parent stops, or the parent's list sees the child (contract c14).
+fn turned_away(world: &World, old: &SubagentStatus, now: Timestamp) -> Option<Step> {
+    let child = &world.child;
+    let reference = child.spec.parent_ref.as_ref()?;
+    let activation = old.activation.as_ref()?;
+    let has_run = activation.run_uid.is_some() || matches!(world.run, Run::Ours(_));
+    if old.epochs > 1 || has_run || child.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let uid = child.metadata.uid.as_deref().unwrap_or_default();
+    match run::may_begin(uid, old.lineage.as_ref(), reference, &world.parent, &world.above) {
+        Err(Verdict::Refused(refusal)) => Some(Step::Status(Box::new(status::rejected(child, old, &refusal, now)))),
+        Err(Verdict::Waits(_)) => Some(Step::Wait(Some(LOOK_AGAIN))),
+        Err(Verdict::Accepted(_)) | Ok(()) => None,
+    }
+}
+
+/// What the stored status asks for.
+fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
+    let child = &world.child;
+    let deleting = &child.metadata.deletion_timestamp;
+    if let Some(since) = &deleting
+        && world.told.is_none()
+        && world.children.iter().flatten().any(|one| one.is_to_cancel() || one.is_to_delete(since.0))
+    {
+        return Step::StopChildren;
+    }
+    for past in world.past.iter().flatten() {
+        if past.is_held && past.is_folded(status) {
+            return Step::ReleaseRun(past.clone());
+        }
+    }
+    match (&status.activation, &world.run) {
+        (Some(activation), Run::Missing) if activation.run_uid.is_none() => {
+            if let Some(run) = placing::run(child) {
+                return Step::CreateRun(Box::new(run));
+            }
+        }
+        (Some(_), Run::Ours(run)) => {
+            if let Some(change) = placing::change(child, run) {
+                return Step::ChangeRun(Box::new(change));
+            }
+        }
+        _ => {}
+    }
+    if deleting.is_some() {
+        return let_go(world, status);
+    }
+    if let Some(step) = make_room(world) {
+        return step;
+    }
+    let surplus = pruning::surplus(child, status, world.past.as_deref().unwrap_or_default());
+    if !surplus.is_empty() {
+        return Step::DeleteRuns(surplus.into_iter().cloned().collect());
+    }
+    Step::Wait([residency(child, status, now), waiting(status)].into_iter().flatten().min())
+}
+
+/// An id is remembered before its entry leaves.
+fn make_room(world: &World) -> Option<Step> {
+    let memory = world.memory.as_ref().filter(|memory| memory.lost.is_none())?;
+    let leaving = pruning::leaving(&world.child);
+    let ids = |all: &mut dyn Iterator<Item = &str>| all.map(str::to_owned).collect::<Vec<_>>();
+    let is_new = |id: &&str| memory.recall(id).is_none();
+    let new = ids(&mut leaving.iter().map(|message| message.id.as_str()).filter(is_new));
+    if !new.is_empty() {
+        return Some(Step::Remember(new));
+    }
+    let has_entry = |id: &&str| world.child.spec.messages.iter().any(|entry| entry.id == *id);
+    let listed = ids(&mut leaving.iter().map(|message| message.id.as_str()).filter(has_entry));
+    (!listed.is_empty()).then_some(Step::Prune(listed))
+}
+
+/// An idle activation is closed when its residency is over.
+fn residency(child: &Subagent, status: &SubagentStatus, now: Timestamp) -> Option<Duration> {
+    let activation = status.activation.as_ref().filter(|activation| activation.state == ActivationState::Idle)?;
+    let since = activation.idle_since.as_ref()?.0;
+    let over = since.as_second().saturating_add(child.spec.activation.residency_seconds);
+    Timestamp::from_second(over).ok().map(|at| until(at, now))
+}
+
+fn waiting(status: &SubagentStatus) -> Option<Duration> {
+    (status.phase == Some(SubagentPhase::Waiting)).then_some(LOOK_AGAIN)
+}
+
+/// A child that is being deleted goes when nothing of it and nothing below it is left (contract c47).
+fn let_go(world: &World, status: &SubagentStatus) -> Step {
+    let failed = world.told.iter().flatten().next().is_some();
+    if failed {
+        return Step::Wait(Some(TELL_AGAIN));
+    }
+    // Nothing was looked at: the status was written in between.
+    let Some(children) = &world.children else { return Step::Wait(Some(TELL_AGAIN)) };
+    if !children.is_empty() && world.live_children().next().is_some() {
+        return Step::Wait(Some(LOOK_AGAIN));
+    }
+    if status.activation.is_some() { Step::Wait(None) } else { Step::Forget }
+}
+
+/// Whether the run that was found is over or gone, so that the child may come to rest.
+pub fn may_rest(child: &Subagent, run: &Run) -> bool {
+    let activation = child.status.as_ref().and_then(|status| status.activation.as_ref());
+    match (activation, run) {
+        (None, _) => true,
+        (Some(activation), Run::Missing) => activation.run_uid.is_some(),
+        (Some(_), Run::Ours(run)) => inbox::is_over(run),
+        (Some(_), Run::Foreign) => false,
+    }
+}

@@ -1,0 +1,458 @@
+//! Tables for the planner of children: one stored situation, one expected step.
+
+use super::{
+    inbox,
+    plan::{Run, Step, World, next},
+    pruning::PastRun,
+    validate::Store,
+};
+use crate::run::{
+    descendants::Descendant,
+    plan_tests::{CREATED, at, merged},
+    validate::{Parent, Provider},
+};
+use rstest::rstest;
+use serde_json::{Value, json};
+use std::time::Duration;
+use subagent_crds::{
+    Subagent, SubagentPhase, SubagentRun, SubagentStatus, conditions,
+    message::{Code, Outcome},
+    run::Inbox,
+    subagent_status::ActivationState,
+};
+
+pub(super) fn child(extra: Value) -> Subagent {
+    let base = json!({
+        "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent",
+        "metadata": {"name": "c", "namespace": "n", "uid": "child-uid", "generation": 1, "creationTimestamp": CREATED,
+            "finalizers": ["subagents.dev/child-forgotten"]},
+        "spec": {"providerRef": {"name": "p"}, "description": "d", "messages": [{"id": "m1", "text": "hi"}]},
+    });
+    serde_json::from_value(merged(base, extra)).unwrap()
+}
+
+pub(super) fn provider(extra: Value) -> Provider {
+    let base = json!({
+        "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentProvider",
+        "metadata": {"name": "p", "namespace": "n", "uid": "p-uid", "generation": 1},
+        "spec": {"transport": {"acp": {}}, "template": {}, "probe": "Never", "sessionState": {"paths": ["/s"]}},
+        "status": {"observedGeneration": 1, "revision": "rev-1", "capabilities": ["DepthLimit", "Continuation"],
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": CREATED}]},
+    });
+    Provider::Found(Box::new(serde_json::from_value(merged(base, extra)).unwrap()))
+}
+
+pub(super) fn world(child: Subagent) -> World {
+    World {
+        provider: provider(json!({})),
+        store: Store::Usable,
+        past: Some(vec![]),
+        children: Some(vec![]),
+        ..World::new(child)
+    }
+}
+
+fn status_of(step: Step) -> SubagentStatus {
+    match step {
+        Step::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Writes what is to be written until something else is to be done.
+fn settle(world: &mut World, second: i64) -> Step {
+    for _ in 0..8 {
+        match next(world, at(second)) {
+            Step::Status(status) => world.child.status = Some(*status),
+            other => return other,
+        }
+    }
+    panic!("it does not come to rest: {:?}", next(world, at(second)))
+}
+
+fn status(world: &World) -> &SubagentStatus {
+    world.child.status.as_ref().unwrap()
+}
+
+/// An accepted child whose first activation has its run.
+fn started() -> World {
+    let mut world = world(child(json!({})));
+    let Step::CreateRun(mut run) = settle(&mut world, 1) else { panic!("a run") };
+    run.metadata.uid = Some("run-uid".into());
+    world.run = Run::Ours(run);
+    world
+}
+
+fn run_of(world: &mut World) -> &mut SubagentRun {
+    match &mut world.run {
+        Run::Ours(run) => run,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn report(world: &mut World, extra: Value) {
+    let base = json!({"attempt": 1, "report": {"podUID": "pod", "attempt": 1, "seq": 1, "idle": false,
+        "session": {"id": "s", "how": "New"}, "turns": [{"turn": 1, "messageID": "m1"}], "turnCount": 1,
+        "messages": [{"id": "m1", "placement": 1, "outcome": "Claimed", "turn": 1}]}});
+    let run = run_of(world);
+    run.status = Some(serde_json::from_value(merged(base, json!({"report": extra}))).unwrap());
+}
+
+fn over(world: &mut World, phase: &str, reason: &str) {
+    let stopped =
+        json!([{"type": "Stopped", "status": "True", "reason": "X", "message": "", "lastTransitionTime": CREATED}]);
+    let run = run_of(world);
+    let old = serde_json::to_value(run.status.clone().unwrap_or_default()).unwrap();
+    let new = json!({"phase": phase, "reason": reason, "message": "how it went", "conditions": stopped});
+    run.status = Some(serde_json::from_value(merged(old, new)).unwrap());
+}
+
+fn done_turn() -> Value {
+    json!({"idle": true, "turns": [{"turn": 1, "messageID": "m1", "stopReason": "Completed", "finishedAt": "t", "preview": "hello"}],
+        "checkpoint": {"key": "k", "digest": "a".repeat(64), "size": 5, "turn": 1}})
+}
+
+fn deleting(world: &mut World) {
+    world.child.metadata.deletion_timestamp =
+        child(json!({"metadata": {"deletionTimestamp": CREATED}})).metadata.deletion_timestamp;
+}
+
+fn condition<'a>(status: &'a SubagentStatus, type_: &str) -> (&'a str, &'a str, Option<i64>) {
+    let found = conditions::get(&status.conditions, type_).unwrap_or_else(|| panic!("{type_}"));
+    (&found.status, &found.reason, found.observed_generation)
+}
+
+fn past(epoch: i64, is_held: bool) -> PastRun {
+    PastRun { name: format!("c-{epoch}"), uid: format!("u{epoch}"), epoch, is_over: true, is_deleting: false, is_held }
+}
+
+/// c35: one write fixes identity and descriptor, gives the first message its place and claims the first number; only then
+/// there is a run.
+#[test]
+fn c35_acceptance_is_the_start_in_one_write() {
+    let mut world = world(child(json!({"metadata": {"finalizers": []}})));
+    assert_eq!(next(&world, at(1)), Step::AddFinalizer, "before anything exists that it must outlive");
+    world.child = child(json!({}));
+    let stored = status_of(next(&world, at(1)));
+    let descriptor = stored.descriptor.as_ref().unwrap();
+    assert_eq!((descriptor.mode.as_str(), descriptor.provider_revision.as_str()), ("Continuable", "rev-1"));
+    assert_eq!(stored.lineage.as_ref().unwrap().root_uid, "child-uid");
+    let (activation, first) = (stored.activation.as_ref().unwrap(), &stored.messages[0]);
+    assert_eq!((activation.epoch, activation.run_uid.as_ref(), stored.epochs), (1, None, 1));
+    assert_eq!((first.id.as_str(), first.sequence, first.outcome), ("m1", 1, Outcome::Queued));
+    assert_eq!(stored.phase, Some(SubagentPhase::Active));
+    assert_eq!(condition(&stored, "Accepted"), ("True", "Accepted", Some(1)));
+    assert_eq!(condition(&stored, "Settled"), ("False", "Active", Some(1)));
+    assert_eq!(condition(&stored, "Resumable"), ("False", "NoCheckpoint", Some(1)));
+    world.child.status = Some(stored);
+    let Step::CreateRun(run) = next(&world, at(2)) else { panic!("a run") };
+    assert_eq!(run.metadata.name, Some(inbox::run_name(&world.child, 1)));
+    assert_eq!((run.spec.messages.len(), run.spec.cancel), (1, false));
+}
+
+#[test]
+fn c36_the_runs_uid_is_stored_before_anything_else_is_done_with_it() {
+    let mut world = started();
+    let stored = status_of(next(&world, at(2)));
+    let activation = stored.activation.as_ref().unwrap();
+    assert_eq!((activation.run_uid.as_deref(), activation.state), (Some("run-uid"), ActivationState::Starting));
+    world.child.status = Some(stored);
+    assert_eq!(next(&world, at(2)), Step::Wait(None), "it was created with what it is to have");
+}
+
+#[rstest]
+#[case::missing(Provider::Missing, "NoProvider")]
+#[case::not_ready(provider(json!({"status": {"observedGeneration": 0}})), "ProviderNotReady")]
+fn c5_a_missing_or_unready_provider_is_waited_for_until_the_start_deadline(
+    #[case] provider: Provider,
+    #[case] reason: &str,
+) {
+    let mut world = World { provider, ..world(child(json!({"metadata": {"finalizers": []}}))) };
+    world.child.spec.activation.start_deadline_seconds = Some(60);
+    assert_eq!(settle(&mut world, 1), Step::Wait(Some(Duration::from_secs(59))));
+    assert_eq!((status(&world).phase, status(&world).reason.as_deref()), (Some(SubagentPhase::Pending), Some(reason)));
+    assert_eq!(settle(&mut world, 60), Step::Wait(None));
+    assert_eq!((status(&world).phase, status(&world).reason.as_deref()), (Some(SubagentPhase::Rejected), Some(reason)));
+    assert!(status(&world).message.as_ref().unwrap().starts_with("startDeadlineSeconds 60 is over"));
+    assert!(status(&world).messages.is_empty() && status(&world).epochs == 0, "c34: nothing is left behind");
+}
+
+/// c14: the parent's stop is looked for once more when the child's lineage is stored.
+#[test]
+fn c14_a_child_whose_parent_stops_meanwhile_never_starts() {
+    let parent = |extra: Value| {
+        let base = json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "SubagentRun", "metadata": {"name": "r", "uid": "r-uid"},
+            "spec": {"providerRef": {"name": "p"}, "description": "d"},
+            "status": {"phase": "Running", "lineage": {"depth": 1, "rootUID": "r-uid"}},
+        });
+        Parent::Found(Box::new(serde_json::from_value(merged(base, extra)).unwrap()))
+    };
+    let below = json!({"spec": {"parentRef": {"kind": "SubagentRun", "name": "r"}}});
+    let mut world = World { parent: parent(json!({})), ..world(child(below)) };
+    assert!(matches!(settle(&mut world, 1), Step::CreateRun(_)));
+    assert_eq!(status(&world).lineage.as_ref().unwrap().ancestors, ["r-uid"]);
+    world.parent = parent(json!({"spec": {"cancel": true}}));
+    assert_eq!(settle(&mut world, 2), Step::Wait(None));
+    let ended = status(&world);
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(SubagentPhase::Rejected), Some("ParentUnavailable")));
+    assert_eq!((ended.messages[0].outcome, ended.activation.as_ref()), (Outcome::Discarded, None));
+    deleting(&mut world);
+    assert_eq!(next(&world, at(3)), Step::Release);
+}
+
+/// c44: lastResult and phase are stored in one write with the last fold; only then the run is let go.
+#[test]
+fn c44_a_run_is_let_go_only_when_what_it_came_to_is_stored() {
+    let mut world = started();
+    settle(&mut world, 2);
+    report(&mut world, done_turn());
+    let Step::ChangeRun(change) = settle(&mut world, 3) else { panic!("the end of its inbox") };
+    assert_eq!(change.inbox, Inbox::Closed);
+    assert_eq!(status(&world).activation.as_ref().unwrap().state, ActivationState::Closing, "Closing is stored first");
+    over(&mut world, "Completed", "Completed");
+    world.past = Some(vec![past(1, true)]);
+    let stored = status_of(next(&world, at(4)));
+    assert_eq!((stored.phase, stored.activation.as_ref()), (Some(SubagentPhase::Settled), None));
+    assert_eq!(stored.last_result.as_ref().unwrap().preview.as_deref(), Some("hello"));
+    assert_eq!((stored.messages[0].outcome, stored.completed_turns), (Outcome::Started, 1));
+    assert_eq!(condition(&stored, "Settled"), ("True", "Settled", Some(1)));
+    assert_eq!(condition(&stored, "Resumable"), ("True", "CheckpointStored", Some(1)));
+    world.child.status = Some(stored);
+    assert_eq!(next(&world, at(4)), Step::ReleaseRun(past(1, true)));
+    world.past = Some(vec![past(1, false)]);
+    assert_eq!(next(&world, at(4)), Step::Wait(None));
+}
+
+/// `kubectl wait --for=condition=Settled` right after a patch must not see the state before it.
+#[test]
+fn a_spec_that_was_not_looked_at_is_not_settled() {
+    let mut world = settled();
+    world.child.metadata.generation = Some(2);
+    world.child.spec.messages.push(serde_json::from_value(json!({"id": "m2", "text": "more"})).unwrap());
+    assert_eq!(condition(status(&world), "Settled").2, Some(1));
+    let stored = status_of(next(&world, at(9)));
+    assert_eq!(condition(&stored, "Settled"), ("False", "Active", Some(2)));
+    assert_eq!((stored.epochs, stored.observed_generation), (2, Some(2)));
+    world.child.status = Some(stored);
+    world.run = Run::Missing;
+    world.past = Some(vec![past(1, true)]);
+    assert_eq!(next(&world, at(9)), Step::ReleaseRun(past(1, true)), "one that a crash left is let go first");
+    world.past = Some(vec![past(1, false)]);
+    let Step::CreateRun(run) = next(&world, at(9)) else { panic!("a run") };
+    let session = run.spec.activation.unwrap().session.unwrap();
+    assert_eq!((session.id.as_str(), session.completed_turns, session.checkpoint.key.as_str()), ("s", 1, "k"));
+}
+
+/// A child whose first activation is over.
+pub(super) fn settled() -> World {
+    let mut world = started();
+    settle(&mut world, 2);
+    report(&mut world, done_turn());
+    settle(&mut world, 3);
+    over(&mut world, "Completed", "Completed");
+    assert_eq!(settle(&mut world, 4), Step::Wait(None));
+    world.run = Run::Missing;
+    world
+}
+
+#[test]
+fn an_idle_activation_is_looked_at_again_when_its_residency_is_over() {
+    let mut world = started();
+    world.child.spec.activation.residency_seconds = 30;
+    report(&mut world, done_turn());
+    assert_eq!(settle(&mut world, 3), Step::Wait(Some(Duration::from_secs(30))));
+    assert_eq!(status(&world).activation.as_ref().unwrap().state, ActivationState::Idle);
+    assert!(matches!(settle(&mut world, 33), Step::ChangeRun(_)));
+}
+
+/// c43: what was queued is discarded in the write that notes the cancellation, before the run hears of it.
+#[test]
+fn c43_a_cancellation_is_stored_before_the_run_hears_of_it() {
+    let mut world = started();
+    report(&mut world, json!({}));
+    settle(&mut world, 3);
+    world.child.spec.cancel_through_epoch = 1;
+    let Step::ChangeRun(change) = settle(&mut world, 4) else { panic!("a cancel") };
+    assert!(change.cancel);
+    assert_eq!(status(&world).cancelled_through_epoch, 1);
+    over(&mut world, "Cancelled", "Cancelled");
+    settle(&mut world, 5);
+    assert_eq!(
+        (status(&world).phase, status(&world).reason.as_deref()),
+        (Some(SubagentPhase::Settled), Some("Cancelled"))
+    );
+}
+
+#[test]
+fn r8_a_session_that_is_lost_is_said_and_nothing_starts_any_more() {
+    let mut world = settled();
+    for id in ["m2", "behind"] {
+        world.child.spec.messages.push(serde_json::from_value(json!({"id": id, "text": "more"})).unwrap());
+    }
+    let Step::CreateRun(mut run) = settle(&mut world, 5) else { panic!("a run") };
+    run.metadata.uid = Some("run-2".into());
+    world.run = Run::Ours(run);
+    over(&mut world, "Failed", "NotResumable");
+    assert_eq!(settle(&mut world, 6), Step::Wait(None));
+    let ended = status(&world);
+    assert_eq!((ended.phase, ended.reason.as_deref()), (Some(SubagentPhase::NotResumable), Some("NotResumable")));
+    assert!(ended.message.as_ref().unwrap().contains("how it went"), "{:?}", ended.message);
+    assert_eq!(condition(ended, "Resumable").0, "False");
+    let codes: Vec<_> = ended.messages.iter().map(|message| message.code).collect();
+    assert_eq!(codes, [None, Some(Code::NotResumable), Some(Code::NotResumable)], "nothing waits for ever");
+    assert!(ended.last_result.is_some(), "it can be looked at");
+    world.run = Run::Missing;
+    world.child.spec.messages.push(serde_json::from_value(json!({"id": "m3", "text": "and more"})).unwrap());
+    assert_eq!(settle(&mut world, 7), Step::Wait(None));
+    assert_eq!((status(&world).messages[3].code, status(&world).epochs), (Some(Code::NotResumable), 2));
+}
+
+#[test]
+fn d2_a_taken_name_is_named_and_never_touched() {
+    let mut world = world(child(json!({})));
+    settle(&mut world, 1);
+    world.run = Run::Foreign;
+    let stored = status_of(next(&world, at(2)));
+    assert_eq!(condition(&stored, "NumberSkipped").0, "True");
+    world.child.status = Some(stored);
+    world.run = Run::Missing;
+    let Step::CreateRun(run) = next(&world, at(2)) else { panic!("a run") };
+    assert_eq!(run.metadata.name, Some(inbox::run_name(&world.child, 2)));
+}
+
+mod deletion {
+    use super::*;
+
+    fn below(extra: Value) -> Descendant {
+        let base = json!({"metadata": {"name": "below", "uid": "below-uid"}, "status": {"phase": "Active", "epochs": 1,
+            "activation": {"epoch": 1, "runName": "x"},
+            "lineage": {"depth": 2, "rootUID": "child-uid", "parentUID": "child-uid", "ancestors": ["child-uid"]}}});
+        Descendant::child_below("child-uid", &child(merged(base, extra))).expect("a descendant")
+    }
+
+    /// c47: the phase closes admission, then what is below is told, the activation is cancelled, and only when nothing is
+    /// left the session is removed.
+    #[test]
+    fn c47_children_first_then_the_activation_then_the_session() {
+        let mut world = started();
+        report(&mut world, json!({}));
+        settle(&mut world, 3);
+        deleting(&mut world);
+        world.children = Some(vec![below(json!({}))]);
+        let stored = status_of(next(&world, at(4)));
+        assert_eq!(stored.phase, Some(SubagentPhase::Terminating));
+        world.child.status = Some(stored);
+        assert_eq!(settle(&mut world, 4), Step::StopChildren);
+        world.told = Some(vec![]);
+        let Step::ChangeRun(change) = settle(&mut world, 4) else { panic!("a cancel") };
+        assert!(change.cancel);
+        run_of(&mut world).spec.cancel = true;
+        run_of(&mut world).spec.activation.as_mut().unwrap().inbox = Inbox::Closed;
+        world.children = Some(vec![below(json!({"metadata": {"deletionTimestamp": CREATED}}))]);
+        assert_eq!(settle(&mut world, 5), Step::Wait(Some(Duration::from_secs(10))));
+        over(&mut world, "Cancelled", "Cancelled");
+        world.past = Some(vec![past(1, true)]);
+        assert_eq!(settle(&mut world, 6), Step::ReleaseRun(past(1, true)));
+        world.past = Some(vec![past(1, false)]);
+        let wait = settle(&mut world, 6);
+        assert_eq!(wait, Step::Wait(Some(Duration::from_secs(10))), "one below is not gone yet");
+        assert!(status(&world).message.as_ref().unwrap().contains("below"), "{:?}", status(&world).message);
+        world.children = Some(vec![]);
+        assert_eq!(settle(&mut world, 7), Step::Forget);
+    }
+
+    #[test]
+    fn c47_nothing_is_forgotten_before_the_proof_of_stop() {
+        let mut world = started();
+        report(&mut world, json!({}));
+        settle(&mut world, 3);
+        deleting(&mut world);
+        run_of(&mut world).spec.cancel = true;
+        run_of(&mut world).spec.activation.as_mut().unwrap().inbox = Inbox::Closed;
+        // Terminal, and its processes may still run.
+        over(&mut world, "Cancelled", "Cancelled");
+        let conditions = &mut run_of(&mut world).status.as_mut().unwrap().conditions;
+        conditions[0].status = "False".into();
+        assert_eq!(settle(&mut world, 5), Step::Wait(None));
+        assert_eq!(status(&world).phase, Some(SubagentPhase::Terminating));
+    }
+
+    #[test]
+    fn c47_a_claimed_number_without_a_run_holds_nothing_up() {
+        let mut world = world(child(json!({})));
+        settle(&mut world, 1);
+        deleting(&mut world);
+        assert_eq!(settle(&mut world, 2), Step::Forget);
+        assert_eq!(
+            (status(&world).activation.as_ref(), status(&world).messages[0].outcome),
+            (None, Outcome::Discarded)
+        );
+    }
+
+    #[test]
+    fn c51_what_is_below_is_not_let_go_unseen() {
+        let mut world = settled();
+        deleting(&mut world);
+        world.children = None;
+        assert!(matches!(settle(&mut world, 5), Step::Wait(Some(_))));
+    }
+
+    #[test]
+    fn c51_a_child_below_is_cancelled_while_it_is_at_work_and_waited_for_until_it_is_gone() {
+        let since = at(0);
+        let working = below(json!({}));
+        assert_eq!((working.is_live(), working.is_to_cancel(), working.is_to_delete(since)), (true, true, true));
+        let told = below(json!({"spec": {"cancelThroughEpoch": 1}}));
+        assert_eq!((told.is_live(), told.is_to_cancel()), (true, false));
+        let mut resting = json!({"metadata": {"name": "below", "uid": "u"}, "status": {"phase": "Settled", "epochs": 1,
+            "lineage": {"depth": 2, "rootUID": "child-uid", "ancestors": ["child-uid"]}}});
+        let rests = |value: &Value| Descendant::child_below("child-uid", &child(value.clone())).unwrap();
+        let one = rests(&resting);
+        assert_eq!((one.is_live(), one.is_to_cancel(), one.is_to_delete(since)), (false, false, true));
+        resting["metadata"]["deletionTimestamp"] = json!(CREATED);
+        let one = rests(&resting);
+        assert_eq!((one.is_live(), one.is_to_delete(since)), (true, false));
+    }
+}
+
+mod room {
+    use super::*;
+    use crate::subagent::memory::Memory;
+
+    fn full() -> World {
+        let mut world = settled();
+        for number in 2..=60 {
+            let entry = json!({"id": format!("m{number}"), "delivery": "Steer", "text": "t"});
+            world.child.spec.messages.push(serde_json::from_value(entry).unwrap());
+        }
+        world.memory = Some(Memory::default());
+        world
+    }
+
+    /// T5, R12: an id is remembered, and the status says where, before its entry leaves.
+    #[test]
+    fn r12_an_id_is_remembered_before_its_entry_leaves() {
+        let mut world = full();
+        let Step::Remember(ids) = settle(&mut world, 9) else { panic!("ids to remember") };
+        assert_eq!((ids.len(), ids.contains(&"m1".to_owned())), (28, false), "the first stays");
+        let batch = status(&world).messages.iter().filter(|message| ids.contains(&message.id));
+        let segment = crate::subagent::memory::Segment::of(batch);
+        world.memory = Some(Memory::of("s", segment));
+        assert_eq!(settle(&mut world, 9), Step::Prune(ids.clone()));
+        world.child.spec.messages.retain(|entry| !ids.contains(&entry.id));
+        assert_eq!(settle(&mut world, 9), Step::Wait(None));
+        assert_eq!(status(&world).messages.len(), 32);
+    }
+
+    #[test]
+    fn r12_with_a_part_of_the_memory_lost_nothing_leaves_and_a_condition_names_it() {
+        let mut world = full();
+        let mut memory = Memory::default();
+        memory.lost = Some("ConfigMap x is gone".into());
+        world.memory = Some(memory);
+        assert_eq!(settle(&mut world, 9), Step::Wait(None));
+        assert_eq!(condition(status(&world), "MemoryWhole").0, "False");
+        assert_eq!(status(&world).messages[5].code, Some(Code::NotDelivered));
+    }
+}

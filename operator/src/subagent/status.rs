@@ -1,0 +1,290 @@
+//! The status of a child after a step. Pure; time is an argument.
+
+use super::{
+    inbox::{self, Facts, Remembered},
+    memory::Memory,
+    plan::{Run, World},
+    pruning,
+};
+use crate::run::{
+    descendants,
+    validate::{Acceptance, Refusal},
+};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use std::collections::{BTreeSet, HashMap};
+use subagent_crds::{
+    Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
+    conditions::{self, Status},
+    message::Outcome,
+    subagent_status::{ActivationState, CurrentActivation, SeenIds},
+};
+
+/// Reason of a child whose first session is not stored yet.
+const NO_CHECKPOINT: &str = "NoCheckpoint";
+
+/// Sets conditions of one status.
+struct Conditions<'a> {
+    status: &'a mut SubagentStatus,
+    generation: Option<i64>,
+    now: Time,
+}
+
+impl Conditions<'_> {
+    fn set(&mut self, type_: &str, value: impl Into<Status>, reason: &str, message: &str) {
+        let conditions = &mut self.status.conditions;
+        conditions::set(conditions, type_, value.into(), reason, message, self.generation, &self.now);
+    }
+}
+
+fn conditions_of<'a>(child: &Subagent, status: &'a mut SubagentStatus, now: Timestamp) -> Conditions<'a> {
+    status.observed_generation = child.metadata.generation;
+    Conditions { status, generation: child.metadata.generation, now: Time(now) }
+}
+
+fn say(status: &mut SubagentStatus, reason: Option<&str>, message: &str) {
+    status.reason = reason.map(str::to_owned);
+    status.message = Some(conditions::cut(message, bounds::MESSAGE));
+}
+
+/// Not accepted yet, and why.
+pub fn waiting(child: &Subagent, old: &SubagentStatus, refusal: &Refusal, now: Timestamp) -> SubagentStatus {
+    let mut new = old.clone();
+    let reason = refusal.reason.as_str();
+    new.phase = Some(SubagentPhase::Pending);
+    say(&mut new, Some(reason), &refusal.message);
+    conditions_of(child, &mut new, now).set(conditions::ACCEPTED, false, reason, &refusal.message);
+    new
+}
+
+/// Refused: it never had a pod.
+pub fn rejected(child: &Subagent, old: &SubagentStatus, refusal: &Refusal, now: Timestamp) -> SubagentStatus {
+    let mut new = old.clone();
+    let (reason, message) = (refusal.reason.as_str(), refusal.message.as_str());
+    let phase = SubagentPhase::Rejected;
+    new.phase = Some(phase);
+    new.activation = None;
+    for waits in new.messages.iter_mut().filter(|waits| !waits.outcome.is_terminal()) {
+        (waits.outcome, waits.at) = (Outcome::Discarded, Some(Time(now)));
+    }
+    (new.queued_count, new.parked_count) = (0, 0);
+    say(&mut new, Some(reason), message);
+    let mut conditions = conditions_of(child, &mut new, now);
+    conditions.set(conditions::ACCEPTED, false, reason, message);
+    conditions.set(conditions::ACTIVE, false, phase.as_str(), message);
+    conditions.set(conditions::SETTLED, false, phase.as_str(), message);
+    conditions.set(conditions::RESUMABLE, false, phase.as_str(), message);
+    new
+}
+
+/// Accepted: lineage and descriptor are written once, and in the same write the first message gets its place and claims the
+/// first number (contract c35).
+pub fn accepted(world: &World, old: &SubagentStatus, acceptance: Acceptance, now: Timestamp) -> SubagentStatus {
+    let mut child = world.child.clone();
+    let mut new = old.clone();
+    let text = format!("SubagentProvider {} takes the child", acceptance.descriptor.provider);
+    new.lineage = Some(acceptance.lineage);
+    new.provider_revision = Some(acceptance.descriptor.provider_revision.clone());
+    new.descriptor = Some(acceptance.descriptor);
+    conditions_of(&world.child, &mut new, now).set(conditions::ACCEPTED, true, "Accepted", &text);
+    child.status = Some(new);
+    advanced(&child, world, now)
+}
+
+/// What the facts make of an accepted child. Equal to the stored status when there is nothing new.
+pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStatus {
+    let old = child.status.clone().unwrap_or_default();
+    let memory = recalled(child, world.memory.as_ref());
+    let was_waiting = old.phase == Some(SubagentPhase::Waiting);
+    let facts = Facts {
+        child,
+        run: world.run.found(),
+        memory: &memory,
+        is_memory_lost: world.memory.as_ref().is_some_and(|memory| memory.lost.is_some()),
+        has_live_children: match &world.children {
+            Some(_) => world.live_children().next().is_some(),
+            None => was_waiting,
+        },
+    };
+    let mut new = inbox::advance(&facts, now);
+    let change = Change::between(&old, &new, &world.run);
+    leave_out_remembered(child, world.memory.as_ref(), &mut new);
+    if let Some(run) = world.run.ours() {
+        let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
+        new.provider_revision =
+            descriptor.map(|descriptor| descriptor.provider_revision.clone()).or(new.provider_revision);
+    }
+    describe(world, &old, &mut new, change);
+    set_conditions(child, world, &old, &mut new, change, now);
+    new
+}
+
+/// What is remembered of the entries that are new.
+fn recalled(child: &Subagent, memory: Option<&Memory>) -> HashMap<String, Remembered> {
+    let Some(memory) = memory else { return HashMap::new() };
+    let seen = |id: &String| memory.recall(id).map(|seen| (id.clone(), seen.clone()));
+    pruning::unknown(child).into_iter().filter_map(|entry| seen(&entry.id)).collect()
+}
+
+/// Messages that are over, remembered, and have no entry any more.
+fn leave_out_remembered(child: &Subagent, memory: Option<&Memory>, new: &mut SubagentStatus) {
+    let Some(memory) = memory else { return };
+    let gone = pruning::gone(child).into_iter().filter(|message| memory.recall(&message.id).is_some());
+    let gone: BTreeSet<&str> = gone.map(|message| message.id.as_str()).collect();
+    new.messages.retain(|message| !gone.contains(message.id.as_str()));
+}
+
+/// Which ids are remembered from now on.
+pub fn remembering(old: &SubagentStatus, listed: Vec<String>, count: i64) -> SubagentStatus {
+    SubagentStatus { seen_ids: Some(SeenIds { count, config_maps: listed }), ..old.clone() }
+}
+
+/// What a step means for the activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    /// It is over.
+    Ended,
+    /// Its number was skipped.
+    Skipped,
+}
+
+impl Change {
+    fn between(old: &SubagentStatus, new: &SubagentStatus, run: &Run) -> Self {
+        let epoch = |status: &SubagentStatus| status.activation.as_ref().map(|activation| activation.epoch);
+        match (epoch(old), epoch(new), run) {
+            (None, _, _) => Self::None,
+            (was, is, _) if was == is => Self::None,
+            (_, _, Run::Foreign) => Self::Skipped,
+            _ => Self::Ended,
+        }
+    }
+}
+
+/// Reason and message.
+fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, change: Change) {
+    let run = world.run.ours();
+    if let Some(activation) = new.activation.clone() {
+        let problem = run.filter(|_| change == Change::None).and_then(start_problem);
+        let number = activation.epoch;
+        if new.phase == Some(SubagentPhase::Terminating) {
+            say(new, None, &format!("activation {number} is being stopped"));
+        } else if let Some((reason, message)) = problem {
+            say(new, Some(&reason), &format!("activation {number} is not started yet: {message}"));
+        } else {
+            say(new, None, &format!("activation {number} {}", doing(&activation)));
+        }
+        return;
+    }
+    let failure = match change {
+        Change::Ended => failure(old, world),
+        // What was said of the last one stays.
+        _ => new.reason.clone().zip(new.message.clone()),
+    };
+    let live: Vec<_> = world.live_children().collect();
+    match (new.phase, failure) {
+        (Some(SubagentPhase::Terminating), _) if live.is_empty() => {
+            say(new, None, "its session is being removed from the store");
+        }
+        (Some(SubagentPhase::Terminating), _) => {
+            let failures = world.told.clone().unwrap_or_default();
+            say(new, None, &format!("waiting for the end of {}", descendants::names(&live, &failures)));
+        }
+        (Some(SubagentPhase::NotResumable), Some((_, message))) => {
+            say(new, Some(Reason::NotResumable.as_str()), &message);
+        }
+        (_, Some((reason, message))) => say(new, Some(&reason), &message),
+        (Some(SubagentPhase::Waiting), None) if live.is_empty() => {}
+        (Some(SubagentPhase::Waiting), None) => {
+            say(new, None, &format!("its own work is done; live below it: {}", descendants::names(&live, &[])));
+        }
+        (Some(SubagentPhase::Parked), None) => {
+            say(new, None, "parked messages run first when the next message with content wakes the child");
+        }
+        (_, None) => say(new, None, "nothing runs and nothing waits; the next message wakes the child"),
+    }
+}
+
+fn doing(activation: &CurrentActivation) -> &'static str {
+    match activation.state {
+        ActivationState::Claimed => "is being created",
+        ActivationState::Starting => "is starting",
+        ActivationState::Running => "is at work",
+        ActivationState::Idle => "has nothing to do; its pod is kept for spec.activation.residencySeconds",
+        ActivationState::Closing => "is ending",
+    }
+}
+
+/// What keeps a run from starting.
+fn start_problem(run: &SubagentRun) -> Option<(String, String)> {
+    let status = run.status.as_ref()?;
+    let is_starting = matches!(status.phase, Some(Phase::Pending | Phase::Queued | Phase::Starting));
+    status.reason.clone().filter(|_| is_starting).zip(status.message.clone())
+}
+
+/// How the activation that is over failed, if it did.
+fn failure(old: &SubagentStatus, world: &World) -> Option<(String, String)> {
+    let activation = old.activation.as_ref()?;
+    let number = activation.epoch;
+    let Some(run) = world.run.ours() else {
+        let text = format!(
+            "SubagentRun {} of activation {number} was removed by force: what its worker did last is not known",
+            activation.run_name
+        );
+        return Some((Reason::WorkerLost.to_string(), text));
+    };
+    let status = run.status.as_ref()?;
+    let reason = status.reason.clone().filter(|_| status.phase != Some(Phase::Completed))?;
+    let message = status.message.clone().unwrap_or_default();
+    Some((reason, format!("activation {number}: {message}")))
+}
+
+fn set_conditions(
+    child: &Subagent,
+    world: &World,
+    old: &SubagentStatus,
+    new: &mut SubagentStatus,
+    change: Change,
+    now: Timestamp,
+) {
+    let message = new.message.clone().unwrap_or_default();
+    let phase = new.phase.unwrap_or_default();
+    let state = new.activation.as_ref().map(|activation| format!("{:?}", activation.state));
+    let resumable = resumable(new);
+    let accepted = conditions::get(&new.conditions, conditions::ACCEPTED).cloned();
+    let was_lost = conditions::get(&new.conditions, conditions::MEMORY_WHOLE).is_some();
+    let mut conditions = conditions_of(child, new, now);
+    if let Some(accepted) = accepted {
+        conditions.set(conditions::ACCEPTED, true, &accepted.reason, &accepted.message);
+    }
+    let why = state.as_deref().unwrap_or(phase.as_str());
+    conditions.set(conditions::ACTIVE, state.is_some(), why, &message);
+    conditions.set(conditions::SETTLED, phase == SubagentPhase::Settled, phase.as_str(), &message);
+    let (can, why, how) = resumable;
+    conditions.set(conditions::RESUMABLE, can, why, if why == phase.as_str() { &message } else { &how });
+    match world.memory.as_ref().map(|memory| &memory.lost) {
+        Some(Some(lost)) => conditions.set(conditions::MEMORY_WHOLE, false, "ConfigMapLost", lost),
+        Some(None) if was_lost => conditions.set(conditions::MEMORY_WHOLE, true, "Whole", "all ids are remembered"),
+        _ => {}
+    }
+    if let (Change::Skipped, Some(skipped)) = (change, &old.activation) {
+        let text = format!(
+            "SubagentRun {} exists and is not of activation {} of this child, so that number was skipped; delete it if \
+             nobody needs it",
+            skipped.run_name, skipped.epoch
+        );
+        conditions.set(conditions::NUMBER_SKIPPED, true, "NameTaken", &text);
+    }
+}
+
+fn resumable(status: &SubagentStatus) -> (bool, &'static str, String) {
+    if status.phase == Some(SubagentPhase::NotResumable) {
+        return (false, SubagentPhase::NotResumable.as_str(), String::new());
+    }
+    match status.checkpoint.as_ref().filter(|_| status.session_id.is_some()) {
+        Some(stored) => {
+            let text = format!("the session is stored as of turn {} of activation {}", stored.turn, stored.epoch);
+            (true, "CheckpointStored", text)
+        }
+        None => (false, NO_CHECKPOINT, "no turn has been completed: the next activation begins a new session".into()),
+    }
+}

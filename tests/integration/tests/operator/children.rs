@@ -1,0 +1,521 @@
+//! Continuable children: with the real controllers, gateway, worker and session store, and the scripted agent, whose sessions
+//! are files.
+
+use crate::{
+    replica::{Plan, Replica},
+    world::{LIMIT, World, has as run_has},
+};
+use k8s_openapi::api::{core::v1::ConfigMap, events::v1::Event};
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use std::{fs, path::PathBuf};
+use subagent_crds::{
+    Phase, Subagent, SubagentPhase, SubagentProvider, SubagentRun, SubagentStatus, bounds,
+    conditions::{self, get, is_true},
+    message::{Code, Outcome},
+    names,
+    provider::{Probe, SessionState},
+    subagent_status::MessageStatus,
+};
+use tempfile::TempDir;
+
+/// A world with a session store and an agent that keeps its sessions in files.
+struct Children {
+    world: World,
+    folder: TempDir,
+}
+
+impl Children {
+    async fn new(hint: &str) -> (Self, Replica) {
+        let children = Self { world: World::new(hint).await, folder: tempfile::tempdir().expect("a folder") };
+        fs::create_dir_all(children.store()).expect("a folder");
+        let operator = children.operator("first").await;
+        children.world.node.serve();
+        children.world.node.serve_probes();
+        children.provider("provider").await;
+        (children, operator)
+    }
+
+    /// Where the agents of a provider keep their sessions. All pods of this node share it, so children that are at work at a
+    /// time need a provider each.
+    fn state(&self, provider: &str) -> PathBuf {
+        self.folder.path().join(provider)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Starts an operator and waits until it leads.
+    async fn operator(&self, identity: &str) -> Replica {
+        let arguments = vec![format!("--session-store=file://{}", self.store().display())];
+        let replica = Replica::start(Plan { arguments, ..self.world.plan(identity) });
+        self.world.until_leader(identity).await;
+        replica
+    }
+
+    async fn provider(&self, name: &str) -> SubagentProvider {
+        let state = self.state(name);
+        fs::create_dir_all(&state).expect("a folder");
+        let state = state.to_str().expect("a path").to_owned();
+        let mut provider = self.world.make_provider(name, &[("SCRIPTED_AGENT_STATE", &state)]);
+        provider.spec.probe = Probe::OnChange;
+        provider.spec.session_state = Some(SessionState { paths: vec![state], max_bytes: 1 << 20 });
+        self.world.namespace.create(&provider).await
+    }
+
+    /// The files of a pod go with it.
+    fn wipe(&self) {
+        for entry in fs::read_dir(self.state("provider")).expect("a folder") {
+            fs::remove_file(entry.expect("an entry").path()).expect("a file");
+        }
+    }
+
+    async fn create(&self, name: &str, extra: Value) -> Subagent {
+        let mut child = json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent", "metadata": {"name": name},
+            "spec": {"providerRef": {"name": "provider"}, "description": "speak again"},
+        });
+        let spec = child["spec"].as_object_mut().expect("a spec");
+        spec.extend(extra.as_object().expect("fields").clone());
+        let child: Subagent = serde_json::from_value(child).expect("a child");
+        self.world.namespace.create(&child).await
+    }
+
+    /// A child whose first message is m1.
+    async fn told(&self, name: &str, text: &str) -> Subagent {
+        self.create(name, json!({"messages": [{"id": "m1", "text": text}]})).await
+    }
+
+    /// Appends messages as a person does: by a JSON patch.
+    async fn append(&self, name: &str, messages: &[Value]) {
+        let add = |message: &Value| json!({"op": "add", "path": "/spec/messages/-", "value": message});
+        let operations = Value::Array(messages.iter().map(add).collect());
+        let patch = Patch::<()>::Json(serde_json::from_value(operations).expect("a patch"));
+        let api = self.world.namespace.api::<Subagent>();
+        api.patch(name, &PatchParams::default(), &patch).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+
+    async fn merge(&self, name: &str, patch: Value) {
+        let api = self.world.namespace.api::<Subagent>();
+        let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+        patched.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+
+    /// Waits until a child's status fits.
+    async fn until(&self, name: &str, what: &str, fits: impl Fn(&SubagentStatus) -> bool) -> SubagentStatus {
+        let fits = |child: &Subagent| child.status.as_ref().is_some_and(&fits);
+        let (api, fits, node) = (&self.world.namespace.api::<Subagent>(), &fits, &self.world.node);
+        let child = self
+            .world
+            .namespace
+            .eventually(&format!("{name}: {what}"), LIMIT, async || match api.get_opt(name).await {
+                Ok(Some(child)) if fits(&child) => Ok(child),
+                Ok(Some(child)) => {
+                    let status = serde_saphyr::to_string(&child.status).unwrap_or_default();
+                    Err(format!("it does not fit yet\n{status}\n{}", node.said()))
+                }
+                Ok(None) => Err("it does not exist".into()),
+                Err(error) => Err(error.to_string()),
+            })
+            .await;
+        child.status.expect("a status")
+    }
+
+    /// What `kubectl wait --for=condition=Settled` waits for.
+    async fn settled(&self, name: &str) -> SubagentStatus {
+        let api = self.world.namespace.api::<Subagent>();
+        let generation = api.get(name).await.expect("a child").metadata.generation;
+        let is_settled = |status: &SubagentStatus| {
+            get(&status.conditions, conditions::SETTLED)
+                .is_some_and(|settled| settled.status == "True" && settled.observed_generation >= generation)
+        };
+        self.until(name, "Settled", is_settled).await
+    }
+
+    async fn gone(&self, name: &str) {
+        let (api, node) = (&self.world.namespace.api::<Subagent>(), &self.world.node);
+        self.world
+            .namespace
+            .eventually(&format!("{name}: gone"), LIMIT, async || match api.get_opt(name).await {
+                Ok(None) => Ok(()),
+                other => {
+                    let status = other.map(|child| child.and_then(|child| child.status));
+                    Err(format!("{status:?}\n{}", node.said()))
+                }
+            })
+            .await;
+    }
+
+    /// The run of an activation.
+    async fn run(&self, name: &str, epoch: i64) -> SubagentRun {
+        let child = self.world.namespace.api::<Subagent>().get(name).await.expect("a child");
+        self.run_of(&child, epoch).await
+    }
+
+    async fn run_of(&self, child: &Subagent, epoch: i64) -> SubagentRun {
+        let run = subagent_operator::subagent::inbox::run_name(child, epoch);
+        self.world.namespace.api().get(&run).await.expect("a run")
+    }
+
+    /// Waits until the run of an activation has lost its second finalizer.
+    async fn let_go(&self, name: &str, epoch: i64) {
+        let run = self.run(name, epoch).await.name_any();
+        let is_free = |run: &SubagentRun| !run.finalizers().iter().any(|name| name == names::FOLD_FINALIZER);
+        self.world.namespace.until::<SubagentRun>(&run, "let go", LIMIT, is_free).await;
+    }
+
+    async fn events(&self, name: &str) -> Vec<String> {
+        let events = self.world.namespace.api::<Event>().list(&ListParams::default()).await.expect("events");
+        let of_child = events.items.into_iter().filter(|event| {
+            let about = event.regarding.as_ref();
+            about.is_some_and(|about| about.name.as_deref() == Some(name) && about.kind.as_deref() == Some("Subagent"))
+        });
+        of_child.filter_map(|event| event.reason).collect()
+    }
+
+    /// Waits for an Event of that reason: they follow the status.
+    async fn event(&self, name: &str, reason: &str) {
+        let children = self;
+        let what = format!("{name}: Event {reason}");
+        self.world
+            .namespace
+            .eventually(&what, LIMIT, async || {
+                let all = children.events(name).await;
+                if all.iter().any(|one| one == reason) { Ok(()) } else { Err(format!("{all:?}")) }
+            })
+            .await;
+    }
+
+    async fn finish(self, operator: Replica) {
+        operator.stop().await;
+        self.world.finish().await;
+    }
+}
+
+fn queue(id: &str, text: &str) -> Value {
+    json!({"id": id, "text": text})
+}
+
+fn message<'a>(status: &'a SubagentStatus, id: &str) -> &'a MessageStatus {
+    status.messages.iter().find(|message| message.id == id).unwrap_or_else(|| panic!("{id}: {:?}", status.messages))
+}
+
+fn outcomes(status: &SubagentStatus) -> Vec<(&str, Outcome)> {
+    status.messages.iter().map(|message| (message.id.as_str(), message.outcome)).collect()
+}
+
+fn preview(status: &SubagentStatus) -> &str {
+    status.last_result.as_ref().and_then(|last| last.preview.as_deref()).unwrap_or_default()
+}
+
+/// The story of a child: it is told something, settles, its pod is gone, and it remembers in another pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c35_c40_c44_a_child_settles_and_goes_on_in_another_pod() {
+    let (children, operator) = Children::new("again").await;
+    children.told("child", "one").await;
+    let first = children.settled("child").await;
+    assert_eq!((first.phase, preview(&first)), (Some(SubagentPhase::Settled), "echo: one"));
+    assert_eq!(outcomes(&first), [("m1", Outcome::Started)]);
+    assert_eq!((first.epochs, first.completed_turns, first.activation.as_ref()), (1, 1, None));
+    let descriptor = first.descriptor.clone().expect("a descriptor");
+    assert_eq!(descriptor.mode, "Continuable");
+    assert!(is_true(&first.conditions, conditions::RESUMABLE));
+    for reason in ["Accepted", "Started", "Settled"] {
+        children.event("child", reason).await;
+    }
+    let run = children.run("child", 1).await;
+    let status = run.status.as_ref().expect("a status");
+    assert!(status.phase == Some(Phase::Completed) && run_has(status, conditions::STOPPED), "{status:?}");
+
+    children.wipe();
+    children.append("child", &[queue("m2", "!history")]).await;
+    let second = children.settled("child").await;
+    assert_eq!(preview(&second), "turns before: 1");
+    assert_eq!(outcomes(&second), [("m1", Outcome::Started), ("m2", Outcome::Started)]);
+    assert_eq!((second.epochs, second.completed_turns, &second.session_id), (2, 2, &first.session_id));
+    let run = children.run("child", 2).await;
+    let report = run.status.and_then(|status| status.report).expect("a report");
+    assert_eq!(report.session.expect("a session").how, "Resumed");
+    for epoch in [1, 2] {
+        children.let_go("child", epoch).await;
+    }
+    assert!(!children.events("child").await.iter().any(|reason| reason == "NewSession"));
+    children.finish(operator).await;
+}
+
+/// c37: each its own turn, in order, in one activation; c40: its first prompt is never sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c37_messages_at_once_are_turns_in_order() {
+    let (children, operator) = Children::new("order").await;
+    children.told("child", "!gate open").await;
+    let run = children.until("child", "at work", |status| is_at_work(status)).await;
+    let run = run.activation.expect("an activation").run_name;
+    children.world.event(&run, "prompt", "").await;
+    children.append("child", &[queue("b", "second"), queue("a", "third")]).await;
+    children.until("child", "both placed", |status| status.queued_count == 2).await;
+    children.world.node.collector().open_gate("open");
+    let status = children.settled("child").await;
+    let expected = [("m1", Outcome::Started), ("b", Outcome::Claimed), ("a", Outcome::Claimed)];
+    assert_eq!(outcomes(&status), expected);
+    assert_eq!((status.epochs, preview(&status)), (1, "echo: third"));
+    let turns: Vec<_> = status.turns.iter().map(|turn| turn.message_id.as_str()).collect();
+    assert_eq!(turns, ["m1", "b", "a"]);
+    assert_eq!(children.world.prompts(&run), 3);
+    children.finish(operator).await;
+}
+
+/// Whether the turn of a message has begun.
+fn has_begun(status: &SubagentStatus, id: &str) -> bool {
+    let begun = |message: &MessageStatus| matches!(message.outcome, Outcome::Started | Outcome::Claimed);
+    status.messages.iter().any(|message| message.id == id && begun(message))
+}
+
+fn is_at_work(status: &SubagentStatus) -> bool {
+    has_begun(status, "m1")
+}
+
+/// c43, R15: what was there is discarded, the child settles, and what comes later is delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c43_r15_a_cancelled_activation_settles_the_child() {
+    let (children, operator) = Children::new("cancel").await;
+    children.told("child", "!hang").await;
+    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.append("child", &[queue("m2", "never")]).await;
+    children.until("child", "m2 is placed", |status| status.queued_count == 1).await;
+    children.merge("child", json!({"spec": {"cancelThroughEpoch": 1}})).await;
+    let status = children.settled("child").await;
+    assert_eq!(outcomes(&status), [("m1", Outcome::Started), ("m2", Outcome::Discarded)]);
+    assert_eq!((status.reason.as_deref(), status.cancelled_through_epoch), (Some("Cancelled"), 1));
+    let refused = children.world.namespace.api::<Subagent>();
+    let beyond = json!({"spec": {"cancelThroughEpoch": 7}});
+    let refused = refused.patch("child", &PatchParams::default(), &Patch::Merge(&beyond)).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("at most status.epochs")));
+    children.append("child", &[queue("m3", "later")]).await;
+    let status = children.settled("child").await;
+    assert_eq!((message(&status, "m3").outcome, preview(&status)), (Outcome::Started, "echo: later"));
+    children.finish(operator).await;
+}
+
+/// c42: the turn ends, what was queued is parked, nothing starts by itself, and the next message runs them first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c42_an_interruption_parks_and_the_next_message_wakes() {
+    let (children, operator) = Children::new("interrupt").await;
+    children.told("child", "!hang").await;
+    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.append("child", &[queue("m2", "parked")]).await;
+    children.until("child", "m2 is placed", |status| status.queued_count == 1).await;
+    children.append("child", &[json!({"id": "m3", "delivery": "Interrupt"})]).await;
+    let parked = |status: &SubagentStatus| status.phase == Some(SubagentPhase::Parked);
+    let status = children.until("child", "Parked", parked).await;
+    let expected = [("m1", Outcome::Started), ("m2", Outcome::Parked), ("m3", Outcome::Applied)];
+    assert_eq!((outcomes(&status), status.parked_count), (expected.to_vec(), 1));
+    children.append("child", &[queue("m4", "wakes")]).await;
+    let status = children.settled("child").await;
+    let turns: Vec<_> = status.turns.iter().map(|turn| (turn.epoch, turn.message_id.as_str())).collect();
+    assert_eq!(turns, [(1, "m1"), (2, "m2"), (2, "m4")]);
+    children.finish(operator).await;
+}
+
+/// c39, R11: a message that meets the end of an activation starts the next, wherever it is met.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c39_r11_messages_that_meet_the_end_of_an_activation_are_each_delivered_once() {
+    let (children, operator) = Children::new("closing").await;
+    children.told("child", "one").await;
+    // Each is sent as soon as the one before it has its turn: its activation is about to close, or closing.
+    for number in 2..8 {
+        let last = format!("m{}", number - 1);
+        children.until("child", "the last one has its turn", |status| has_begun(status, &last)).await;
+        children.append("child", &[queue(&format!("m{number}"), &format!("text {number}"))]).await;
+    }
+    let status = children.settled("child").await;
+    assert!(status.messages.iter().all(|one| matches!(one.outcome, Outcome::Started | Outcome::Claimed)), "{status:?}");
+    let turns: Vec<_> = status.turns.iter().map(|turn| turn.message_id.clone()).collect();
+    assert_eq!(turns, (1..8).map(|number| format!("m{number}")).collect::<Vec<_>>());
+    let runs = (1..=status.epochs).map(|epoch| async move { epoch });
+    let mut prompts = 0;
+    let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
+    for epoch in runs {
+        prompts += children.world.prompts(&subagent_operator::subagent::inbox::run_name(&child, epoch.await));
+    }
+    assert_eq!(prompts, 7, "each prompt once");
+    children.finish(operator).await;
+}
+
+/// T5, R12: the inbox is pruned, the ids are remembered, and the same id again has no effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t5_r12_an_id_is_known_after_its_entry_was_pruned() {
+    let (children, operator) = Children::new("memory").await;
+    children.told("child", "one").await;
+    children.settled("child").await;
+    // Steered into nothing: over at once.
+    let steer = |number: usize| json!({"id": format!("s{number}"), "delivery": "Steer", "text": format!("t{number}")});
+    for batch in 0..6 {
+        let all: Vec<_> = (batch * 12..(batch + 1) * 12).map(steer).collect();
+        children.append("child", &all).await;
+        let has_room = |child: &Subagent| child.spec.messages.len() <= bounds::INBOX_PRUNED;
+        children.world.namespace.until::<Subagent>("child", "has room", LIMIT, has_room).await;
+        children.settled("child").await;
+    }
+    let pruned = |status: &SubagentStatus| {
+        status.seen_ids.as_ref().is_some_and(|seen| seen.count >= 25) && status.messages.len() <= bounds::INBOX_PRUNED
+    };
+    let status = children.until("child", "pruned", pruned).await;
+    let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
+    assert!(child.spec.messages.len() <= bounds::INBOX_PRUNED && child.spec.messages[0].id == "m1");
+    assert!(!status.messages.iter().any(|message| message.id == "s0"), "s0 has left");
+    let other = json!({"id": "s1", "delivery": "Steer", "text": "something else"});
+    children.append("child", &[steer(0), other, json!({"id": "new", "delivery": "Steer", "text": "x"})]).await;
+    let status = children.settled("child").await;
+    let seen = |id: &str| {
+        let message = message(&status, id);
+        (message.outcome, message.code, message.conflict)
+    };
+    assert_eq!(seen("s0"), (Outcome::Rejected, None, false));
+    assert_eq!(seen("s1"), (Outcome::Rejected, None, true));
+    assert_eq!(seen("new"), (Outcome::Rejected, Some(Code::NotDelivered), false));
+    children.event("child", "MessageConflict").await;
+    assert_eq!(status.epochs, 1);
+
+    // A part of the memory is taken away: no new message is taken any more, and a condition says which part.
+    let lost = status.seen_ids.expect("a memory").config_maps.remove(0);
+    let config_maps = children.world.namespace.api::<ConfigMap>();
+    config_maps.delete(&lost, &DeleteParams::default()).await.expect("a deletion");
+    children.append("child", &[queue("m2", "is it new?")]).await;
+    let status = children
+        .until("child", "the loss is told", |status| {
+            status.messages.iter().any(|message| message.id == "m2" && message.outcome == Outcome::Rejected)
+        })
+        .await;
+    let whole = get(&status.conditions, conditions::MEMORY_WHOLE).expect("MemoryWhole");
+    assert!(whole.status == "False" && whole.message.contains(&lost), "{whole:?}");
+    children.finish(operator).await;
+}
+
+/// c47: a child that is deleted in the middle of a turn goes when that is proven stopped, and takes its session along.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c47_a_deleted_child_goes_with_its_pod_and_its_session() {
+    let (children, operator) = Children::new("deletion").await;
+    let child = children.told("child", "one").await;
+    children.settled("child").await;
+    let stored = children.store().join(child.uid().expect("a UID"));
+    assert!(fs::read_dir(&stored).is_ok_and(|mut entries| entries.next().is_some()), "{}", stored.display());
+    children.append("child", &[queue("m2", "!hang")]).await;
+    children.until("child", "at work again", |status| has_begun(status, "m2")).await;
+    let run = children.run("child", 2).await;
+    let api = children.world.namespace.api::<Subagent>();
+    api.delete("child", &DeleteParams::default()).await.expect("a deletion");
+    children.gone("child").await;
+    let after: SubagentRun = children.run_of(&child, 2).await;
+    assert_eq!(after.uid(), run.uid());
+    let status = after.status.clone().expect("a status");
+    assert!(status.phase == Some(Phase::Cancelled) && run_has(&status, conditions::STOPPED), "{status:?}");
+    assert!(!after.finalizers().iter().any(|name| name == names::FOLD_FINALIZER));
+    let left: Vec<_> = fs::read_dir(&stored).into_iter().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    children.event("child", "Terminating").await;
+    children.finish(operator).await;
+}
+
+/// c45, c51: a child with live children waits, hears of their end, and takes them along when it is deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c45_c47_c51_a_parent_waits_for_its_children_and_takes_them_along() {
+    let (children, operator) = Children::new("family").await;
+    children.told("parent", "one").await;
+    children.settled("parent").await;
+    let parent = json!({"kind": "Subagent", "name": "parent"});
+    let provider = children.provider("other").await;
+    let own = json!({"name": provider.name_any()});
+    let below = json!({"parentRef": parent, "providerRef": own, "messages": [{"id": "m1", "text": "!gate done"}]});
+    children.create("below", below).await;
+    children.until("below", "at work", |status| is_at_work(status)).await;
+    let lineage = children.until("below", "accepted", |status| status.lineage.is_some()).await.lineage;
+    assert_eq!(lineage.expect("a lineage").depth, 2);
+    children.append("parent", &[queue("m2", "two")]).await;
+    let waits = |status: &SubagentStatus| status.phase == Some(SubagentPhase::Waiting);
+    let status = children.until("parent", "Waiting", waits).await;
+    assert!(status.message.as_ref().is_some_and(|message| message.contains("below")), "{:?}", status.message);
+    assert_eq!(status.activation, None, "it needs no pod for that");
+    children.world.node.collector().open_gate("done");
+    children.settled("below").await;
+    children.settled("parent").await;
+    children.event("parent", "ChildSettled").await;
+
+    children.append("below", &[queue("m2", "!hang")]).await;
+    children.until("below", "at work again", |status| has_begun(status, "m2")).await;
+    let api = children.world.namespace.api::<Subagent>();
+    api.delete("parent", &DeleteParams::default()).await.expect("a deletion");
+    children.gone("parent").await;
+    assert!(api.get_opt("below").await.expect("an answer").is_none(), "children first");
+    children.finish(operator).await;
+}
+
+/// R8, R10: a session that is lost is never replaced in silence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspection() {
+    let (children, operator) = Children::new("lost").await;
+    let child = children.told("child", "one").await;
+    children.settled("child").await;
+    children.wipe();
+    fs::remove_dir_all(children.store().join(child.uid().expect("a UID"))).expect("a checkpoint");
+    children.append("child", &[queue("m2", "two"), queue("m3", "three")]).await;
+    let lost = |status: &SubagentStatus| status.phase == Some(SubagentPhase::NotResumable);
+    let status = children.until("child", "NotResumable", lost).await;
+    assert_eq!(message(&status, "m2").code, Some(Code::NotResumable));
+    assert_eq!((status.reason.as_deref(), preview(&status)), (Some("NotResumable"), "echo: one"));
+    assert!(!is_true(&status.conditions, conditions::RESUMABLE));
+    children.event("child", "NotResumable").await;
+    children.append("child", &[queue("m4", "four")]).await;
+    let all_over = |status: &SubagentStatus| {
+        status.messages.len() == 4 && status.messages.iter().all(|message| message.outcome.is_terminal())
+    };
+    let status = children.until("child", "all rejected", all_over).await;
+    assert_eq!((message(&status, "m4").code, status.epochs), (Some(Code::NotResumable), 2));
+    children.finish(operator).await;
+}
+
+/// R1, R9, c36: operators are killed at any moment; the turn goes on, its result arrives, and nothing is prompted twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_r9_an_operator_that_is_killed_changes_nothing() {
+    let (children, mut operator) = Children::new("killed").await;
+    children.told("child", "!gate one").await;
+    children.until("child", "claimed", |status| status.activation.is_some()).await;
+    operator.kill().await;
+    operator = children.operator("second").await;
+    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.append("child", &[queue("m2", "two")]).await;
+    operator.kill().await;
+    children.world.node.collector().open_gate("one");
+    operator = children.operator("third").await;
+    let status = children.settled("child").await;
+    assert_eq!(outcomes(&status).len(), 2);
+    let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
+    let mut prompts = 0;
+    for epoch in 1..=status.epochs {
+        prompts += children.world.prompts(&subagent_operator::subagent::inbox::run_name(&child, epoch));
+    }
+    assert_eq!((prompts, preview(&status)), (2, "echo: two"));
+    children.finish(operator).await;
+}
+
+/// c34: without a store no child is taken, and nothing is left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c34_without_a_session_store_a_child_is_refused() {
+    let children = Children { world: World::new("storeless").await, folder: tempfile::tempdir().expect("a folder") };
+    let operator = children.world.operator().await;
+    children.world.node.serve_probes();
+    children.provider("provider").await;
+    children.told("child", "one").await;
+    let refused = |status: &SubagentStatus| status.phase == Some(SubagentPhase::Rejected);
+    let status = children.until("child", "Rejected", refused).await;
+    assert_eq!(status.reason.as_deref(), Some("PersistenceUnavailable"));
+    let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
+    assert!(child.finalizers().is_empty() && status.messages.is_empty());
+    let runs = children.world.namespace.api::<SubagentRun>().list(&ListParams::default()).await.expect("runs");
+    assert!(runs.items.is_empty());
+    children.event("child", "Rejected").await;
+    children.finish(operator).await;
+}

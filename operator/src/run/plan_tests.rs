@@ -269,7 +269,7 @@ fn c5_c7_what_only_a_handshake_tells_is_waited_for(
     };
     assert_eq!((asked.phase, asked.reason.as_deref()), expected);
     assert!(asked.message.as_ref().unwrap().contains("ImagePrompt"), "{:?}", asked.message);
-    let unserved = asks(&json!({"text": "hi"}), json!({"persona": "x"}));
+    let unserved = asks(&json!({"text": "hi"}), json!({"toolFilter": {"allow": []}}));
     assert_eq!(
         unserved.reason.as_deref(),
         Some("UnsupportedCapability"),

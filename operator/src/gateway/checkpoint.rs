@@ -19,13 +19,21 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 use subagent_crds::SubagentRun;
 use subagent_link::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 /// Memory for checkpoints that are being stored, in KiB: eight large ones, of which each takes a part, or many small ones.
 /// The operator has 512 MiB by default.
@@ -66,11 +74,13 @@ pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: Che
 
 /// Gives the checkpoint that the run continues from.
 pub(super) async fn get(gateway: &Arc<Gateway>, headers: &HeaderMap, download: CheckpointDownload) -> Response {
+    let run_uid = download.run_uid.clone();
     match find(gateway, headers, download).await {
         Ok((content, size, reader)) => {
+            let transfer = gateway.transfers.begin(&run_uid);
             let length = (header::CONTENT_LENGTH, HeaderValue::from(size));
             let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/zstd"));
-            ([length, kind], Body::from_stream(sent(content, reader))).into_response()
+            ([length, kind], Body::from_stream(sent(content, transfer, reader))).into_response()
         }
         Err(answer) => not_served("checkpoint not given", answer),
     }
@@ -142,8 +152,12 @@ fn store(gateway: &Gateway, place: &Place) -> Result<Arc<Store>, Answer> {
 async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result<String, Answer> {
     let storing = tokio::spawn(async move {
         let Announced { place, store, key, size } = announced;
+        let transfer = gateway.transfers.begin(&place.claim.run_uid);
         let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
-        let stored = store.put(&key, size, unstalled(body)).await;
+        let storing = store.put(&key, size, unstalled(body));
+        let Some(stored) = transfer.replaced.run_until_cancelled(storing).await else {
+            return Err(busy("a newer transfer of this run is here"));
+        };
         if let Err(PutError::Store(error)) = &stored {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not stored");
             gateway.warn(&place, "CheckpointNotStored", error.to_string());
@@ -225,20 +239,68 @@ fn pinned(run: &SubagentRun) -> Result<(Key, u64), Answer> {
 
 /// What goes out. A task of its own reads ahead by one piece and gives up on a worker that takes nothing, so that it holds no
 /// place among the readers.
-fn sent(mut content: Content, reader: OwnedSemaphorePermit) -> impl Stream<Item = Result<Bytes, GetError>> + Send {
+fn sent(
+    mut content: Content,
+    transfer: Transfer,
+    reader: OwnedSemaphorePermit,
+) -> impl Stream<Item = Result<Bytes, GetError>> + Send {
     let (out, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
         let _reader = reader;
-        while let Some(piece) = content.next().await {
-            if let Err(error) = &piece {
-                tracing::warn!(%error, "checkpoint broken off");
+        let sending = async {
+            while let Some(piece) = content.next().await {
+                if let Err(error) = &piece {
+                    tracing::warn!(%error, "checkpoint broken off");
+                }
+                if !matches!(timeout(CHECKPOINT_STALL_TIMEOUT, out.send(piece)).await, Ok(Ok(()))) {
+                    return;
+                }
             }
-            if !matches!(timeout(CHECKPOINT_STALL_TIMEOUT, out.send(piece)).await, Ok(Ok(()))) {
-                return;
-            }
-        }
+        };
+        transfer.replaced.run_until_cancelled(sending).await;
     });
     stream::unfold(pieces, |mut pieces| async { Some((pieces.recv().await?, pieces)) })
+}
+
+/// The transfer of each run that is under way. The newest one is all there is: a worker that begins another has given up the
+/// one before, and one that begins many takes no room from others.
+#[derive(Default)]
+pub(super) struct Transfers {
+    under_way: Mutex<HashMap<String, (u64, CancellationToken)>>,
+    begun: AtomicU64,
+}
+
+/// One of them.
+struct Transfer {
+    all: Arc<Transfers>,
+    run_uid: String,
+    number: u64,
+    replaced: CancellationToken,
+}
+
+impl Transfers {
+    fn begin(self: &Arc<Self>, run_uid: &str) -> Transfer {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        let replaced = CancellationToken::new();
+        let older = self.under_way().insert(run_uid.to_owned(), (number, replaced.clone()));
+        if let Some((_, older)) = older {
+            older.cancel();
+        }
+        Transfer { all: self.clone(), run_uid: run_uid.to_owned(), number, replaced }
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, HashMap<String, (u64, CancellationToken)>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let mut under_way = self.all.under_way();
+        if under_way.get(&self.run_uid).is_some_and(|(number, _)| *number == self.number) {
+            under_way.remove(&self.run_uid);
+        }
+    }
 }
 
 /// Places for those who read.
@@ -302,6 +364,18 @@ mod tests {
         let answer = within(size, 4096);
         assert_eq!(answer.as_ref().err().map(|(status, _)| status.as_u16()), refused);
         assert!(answer.err().is_none_or(|(status, _)| refused_for_good(status.as_u16())));
+    }
+
+    #[test]
+    fn the_newest_transfer_of_a_run_is_all_there_is() {
+        let all = Arc::new(Transfers::default());
+        let (first, other) = (all.begin("run"), all.begin("another"));
+        let second = all.begin("run");
+        assert!(first.replaced.is_cancelled() && !second.replaced.is_cancelled() && !other.replaced.is_cancelled());
+        drop(first);
+        assert_eq!(all.under_way().len(), 2, "the end of an older one is not that of the newer one");
+        drop((second, other));
+        assert!(all.under_way().is_empty());
     }
 
     /// R10: a worker gives up where nobody but a person can help, and goes on trying elsewhere.

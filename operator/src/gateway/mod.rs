@@ -85,6 +85,7 @@ struct Gateway {
     room: upload::Room,
     checkpoints: upload::Room,
     readers: Arc<Semaphore>,
+    transfers: Arc<checkpoint::Transfers>,
     shutdown: CancellationToken,
 }
 
@@ -124,6 +125,7 @@ pub async fn serve(
         room: upload::Room::new(),
         checkpoints: upload::Room::of(checkpoint::ROOM_KIB),
         readers: checkpoint::readers(),
+        transfers: Arc::default(),
         shutdown: shutdown.clone(),
     });
     let watching = cancels::follow(client, &settings.namespaces, connections, &ready);

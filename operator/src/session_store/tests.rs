@@ -8,7 +8,7 @@ use object_store::{
 use proptest::prelude::*;
 use rstest::rstest;
 use sha2::{Digest, Sha256};
-use std::{convert::Infallible, fs, path::Path};
+use std::{convert::Infallible, fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 use tempfile::TempDir;
 
 const CHILD: &str = "7f9c1f0e-5f0a-4f7e-8a63-2f1f3e1f6f10";
@@ -307,6 +307,64 @@ async fn r10_c34_a_folder_that_cannot_be_written_is_named_with_what_to_do(#[case
         assert!(error.to_string().contains(store.url()), "{error}");
     }
     assert!(!store.check().await.unwrap_err().may_pass());
+}
+
+/// Runs a test of this module once more where it may mount what only it sees. True there.
+fn in_mounts_of_its_own(test: &str) -> bool {
+    const THERE: &str = "IN_MOUNTS_OF_ITS_OWN";
+    if std::env::var_os(THERE).is_some() {
+        return true;
+    }
+    let mut command = Command::new("unshare");
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.arg("--mount").arg(std::env::current_exe().unwrap());
+    let done = command.args(["--exact", &format!("session_store::tests::{test}")]).env(THERE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    false
+}
+
+fn mount(arguments: &[&str], folder: &Path) {
+    assert!(Command::new("mount").args(arguments).arg(folder).status().unwrap().success(), "{arguments:?}");
+}
+
+#[tokio::test]
+async fn r10_a_full_or_read_only_volume_keeps_what_is_there_and_says_what_to_do() {
+    if !in_mounts_of_its_own("r10_a_full_or_read_only_volume_keeps_what_is_there_and_says_what_to_do") {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    mount(&["-t", "tmpfs", "-o", "size=12m", "tmpfs"], dir.path());
+    let store = store(dir.path());
+    let older = content(1000);
+    put(&store, &older).await.unwrap();
+    let refused = async |size: usize| {
+        let Err(PutError::Store(error)) = put(&store, &content(size)).await else { panic!("it is stored") };
+        assert!(!error.may_pass(), "{error}");
+        error.to_string()
+    };
+    let why = refused(LARGE).await;
+    assert!(why.contains("sessionStore.persistence.size"), "{why}");
+    assert_eq!(files(&dir).len(), 1, "half of one takes no room");
+    let rest = fs::write(dir.path().join("fills-it"), vec![0; 13 * 1024 * 1024]);
+    assert!(rest.is_err());
+    let why = refused(5000).await;
+    assert!(why.contains("sessionStore.persistence.size"), "{why}");
+    assert!(!store.check().await.unwrap_err().may_pass());
+    assert_eq!(get(&store, &older).await.unwrap(), older);
+    put(&store, &older).await.expect("what is there is there");
+
+    fs::remove_file(dir.path().join("fills-it")).unwrap();
+    put(&store, &content(5000)).await.expect("there is room again");
+    mount(&["-o", "remount,ro"], dir.path());
+    for size in [6000, LARGE] {
+        let why = refused(size).await;
+        assert!(why.contains("a volume there that can be written"), "{why}");
+    }
+    assert!(!store.check().await.unwrap_err().may_pass());
+    assert_eq!(get(&store, &older).await.unwrap(), older);
 }
 
 /// A store that is slow beyond all bounds is one that may be well again later.

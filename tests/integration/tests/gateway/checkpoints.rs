@@ -280,16 +280,49 @@ async fn c40_a_report_names_a_checkpoint_of_its_own_activation_or_is_refused() {
     assert_eq!((report.seq, serde_json::to_value(&report.checkpoint).expect("JSON")), (1, told(&key)));
 }
 
+/// One worker cannot take the room of all others, however much it begins and leaves open.
+#[tokio::test]
+async fn a_newer_transfer_of_a_run_ends_the_older_ones() {
+    let (world, _dir) = world("newest").await;
+    let (run, token) = activated(&world, "child-1", 1, None).await;
+    let (other, other_token) = activated(&world, "child-2", 2, None).await;
+    let content = content(LARGE);
+    let announced = announced(&run, 1, &content);
+    let mut open = vec![];
+    for _ in 0..10 {
+        let head = format!(
+            "PUT {} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\ncontent-length: {LARGE}\r\n\r\n",
+            announced.path()
+        );
+        let mut stream = tls(&world.replica).await;
+        stream.write_all(head.as_bytes()).await.expect("a connection");
+        stream.write_all(&content[..1000]).await.expect("a connection");
+        open.push(stream);
+    }
+    let of_other = CheckpointUpload { run_uid: other.uid().expect("a UID"), ..announced.clone() };
+    stored(&world.replica, &other_token, &of_other, &content).await;
+    stored(&world.replica, &token, &announced, &content).await;
+    for mut stream in open {
+        // An answer or the end of the connection, long before anything counts as standing still.
+        let mut answer = [0; 12];
+        let read = tokio::time::timeout(LIMIT / 2, stream.read(&mut answer)).await.expect("it is over");
+        assert!(read.is_err() || read.is_ok_and(|read| read == 0 || answer == *b"HTTP/1.1 503"), "{answer:?}");
+    }
+}
+
 /// More at once than there is room for: all are taken in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_large_checkpoints_at_once_are_all_taken() {
     let (world, dir) = world("crowd").await;
-    let (run, token) = activated(&world, "child-1", 1, None).await;
+    let mut children = vec![];
+    for number in 0..10 {
+        children.push(activated(&world, &format!("child-{number}"), number + 1, None).await);
+    }
     let content = content(LARGE);
-    let uploads = (1..=10).map(async |turn| {
-        let announced = announced(&run, turn, &content);
+    let uploads = children.iter().map(async |(run, token)| {
+        let announced = announced(run, 1, &content);
         for _ in 0..10 {
-            match ask(&world.replica, "PUT", &announced.path(), &token, &content).await {
+            match ask(&world.replica, "PUT", &announced.path(), token, &content).await {
                 Ok((200, _)) => return true,
                 Ok((503, _)) | Err(_) => {}
                 Ok((status, _)) => panic!("HTTP status {status}"),

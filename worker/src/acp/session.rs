@@ -180,7 +180,12 @@ fn names(offered: &[&str]) -> Vec<String> {
             && name.len() <= MAX_MODEL_BYTES
             && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:/@+[]".contains(c))
     };
-    offered.iter().filter(is_name).take(MAX_NAMED).map(|name| (*name).to_owned()).collect()
+    let mut names: Vec<String> = offered.iter().filter(is_name).map(|name| (*name).to_owned()).collect();
+    if names.len() > MAX_NAMED {
+        names.truncate(MAX_NAMED);
+        names.push("...".to_owned());
+    }
+    names
 }
 
 #[cfg(test)]
@@ -287,6 +292,10 @@ mod tests {
             "models": {"availableModels": [{"modelId": "tiny"}]},
         }),
         "not offered: a/small-1.5 tiny"
+    )]
+    #[case::many(
+        json!({"models": {"availableModels": vec![json!({"modelId": "m"}); 33]}}),
+        &format!("not offered:{} ...", " m".repeat(32))
     )]
     #[case::none(json!({"configOptions": [{"id": "thinking", "options": [{"value": "large"}]}]}), "none offered")]
     fn c7_models_are_chosen_the_way_the_agent_offers(#[case] reply: Value, #[case] want: &str) {

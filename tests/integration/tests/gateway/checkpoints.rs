@@ -28,7 +28,7 @@ fn store_in(folder: &Path) -> Arc<Store> {
 }
 
 /// A world with a store, and the store's folder.
-async fn world(hint: &str) -> (World, TempDir) {
+pub async fn world(hint: &str) -> (World, TempDir) {
     let dir = TempDir::new().expect("a folder");
     let world = World::with_store(hint, Some(store_in(dir.path()))).await;
     (world, dir)

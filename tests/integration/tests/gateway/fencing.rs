@@ -86,9 +86,10 @@ async fn d5_no_token_of_another_pod_changes_a_run() {
     let (run, victim, own) = world.started("victim").await;
     let (_, _, neighbour) = world.started("neighbour").await;
     // One of the same names in another namespace, with its own run there.
-    let elsewhere = World { namespace: TestNamespace::new("elsewhere").await, replica: world.replica };
+    let elsewhere =
+        World { namespace: TestNamespace::new("elsewhere").await, replica: world.replica, state: String::new() };
     let (_, _, abroad) = elsewhere.started("victim").await;
-    let world = World { namespace: world.namespace, replica: elsewhere.replica };
+    let world = World { namespace: world.namespace, replica: elsewhere.replica, state: elsewhere.state };
     // A pod that is no worker, with a token as a worker has it.
     let plain = json!({"metadata": {"name": "plain"}, "spec": victim.spec.clone()});
     let plain = world.namespace.create(&serde_json::from_value::<Pod>(plain).expect("a pod")).await;

@@ -4,9 +4,12 @@
 mod buckets;
 mod certificates;
 mod checkpoints;
+mod continued;
 mod election;
 mod fencing;
 mod inbox;
+#[path = "../operator/programs.rs"]
+mod programs;
 mod replicas;
 mod reports;
 mod results;

@@ -85,6 +85,8 @@ impl Replica {
 pub struct World {
     pub namespace: TestNamespace,
     pub replica: Replica,
+    /// Where the provider says that the agent's session files are.
+    pub state: String,
 }
 
 impl World {
@@ -96,7 +98,7 @@ impl World {
     pub async fn with_store(hint: &str, store: Option<Arc<Store>>) -> Self {
         let namespace = TestNamespace::new(hint).await;
         let replica = Replica::start_with(&namespace, namespace.client.clone(), store).await;
-        Self { namespace, replica }
+        Self { namespace, replica, state: "/state".into() }
     }
 
     /// A run that the controllers have accepted, without an attempt.
@@ -108,7 +110,8 @@ impl World {
     pub async fn run_with(&self, name: &str, change: impl FnOnce(&mut SubagentRun)) -> SubagentRun {
         let mut provider = make_provider(PROVIDER);
         provider.spec.stop.cancel_grace_seconds = 7;
-        provider.spec.session_state = Some(SessionState { paths: vec!["/state".into()], max_bytes: MAX_STATE_BYTES });
+        provider.spec.session_state =
+            Some(SessionState { paths: vec![self.state.clone()], max_bytes: MAX_STATE_BYTES });
         provider.metadata.namespace = Some(self.namespace.name.clone());
         provider.metadata.uid = Some("provider-uid".into());
         let revision = revision::ensure(&self.namespace.client, &revision::of(&provider)).await.expect("a revision");

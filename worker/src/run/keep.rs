@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     link,
-    outcome::{End, NotKept, NotStored, Stage},
+    outcome::{End, NotKept, NotResumable, NotStored, Stage},
     state::{PackFault, Packed, pack},
     transcript::Transcript,
 };
@@ -58,6 +58,8 @@ impl Attempt {
         // A cancel may wait for it as long as for an agent's answer: what the turn did is worth that.
         let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
         match self.beside(keeper.keep(), grace, moved).await? {
+            // R8: also what came right behind the response, or meanwhile.
+            Ok(_) if self.has_strayed => Err(Halt::End(End::NotResumable(NotResumable::OtherSession))),
             Ok(checkpoint) => Ok(Some(checkpoint)),
             Err(Failure(NotKept::Packed(PackFault::Nothing), _)) if !completed => {
                 self.say("the turn left no session to keep");

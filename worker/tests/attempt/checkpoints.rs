@@ -5,6 +5,7 @@ use crate::{
     gateway::Checkpointing,
     harness::{Attempt, Setup},
 };
+use nix::sys::signal::Signal;
 use rstest::rstest;
 use std::path::Path;
 use subagent_link::{Delivery, GatewayMessage};
@@ -102,6 +103,20 @@ async fn c41_no_turn_counts_as_done_and_no_other_begins_before_its_session_is_st
     assert!(ended.report.snapshot.checkpoint.is_none());
     assert!(outcomes(&ended.report).starts_with("m1:Claimed m2:Parked"), "{}", outcomes(&ended.report));
     assert!(ended.diagnostic().contains("in stage Checkpoint"), "{}", ended.diagnostic());
+}
+
+/// The pod is deleted meanwhile: its grace is not spent on the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn s7_c49_sigterm_ends_a_session_that_is_being_stored_within_the_graces() {
+    let state = folder();
+    let attempt = start(keeping(state.path()).graces(1, 1, 1)).await;
+    attempt.gateway.checkpointing(&[Checkpointing::Silence]);
+    attempt.gateway.say(queue(1, "one"));
+    attempt.gateway.checkpoint_tries(1).await;
+    attempt.signal(Signal::SIGTERM);
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Error", "PodDeleted"), "{}", ended.transcript);
+    assert!(ended.status.success() && ended.report.snapshot.checkpoint.is_none(), "{}", ended.transcript);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -195,6 +195,18 @@ async fn r8_a_resumed_session_that_speaks_as_another_is_not_the_childs() {
     assert!(ended.report.snapshot.checkpoint.is_none(), "and nothing of it is kept");
 }
 
+/// Also when it does so right behind its response.
+#[tokio::test(flavor = "multi_thread")]
+async fn r8_a_session_that_becomes_another_is_not_kept() {
+    let child = Child::after("one").await;
+    let attempt = child.start(child.next()).await;
+    attempt.gateway.say(queue(1, "!say mine\n!update-after-response late\n!other-session-id other"));
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Error", "NotResumable"), "{}", ended.transcript);
+    assert!(ended.report.snapshot.checkpoint.is_none(), "{}", ended.transcript);
+    assert_eq!(turns(&ended.report)[0].1, "Error");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn r10_a_checkpoint_that_is_gone_or_another_is_not_resumable() {
     let child = Child::after("one").await;

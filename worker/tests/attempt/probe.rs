@@ -86,6 +86,18 @@ async fn c53_a_probe_learns_what_the_agent_advertises_and_prompts_nothing() {
     }
 }
 
+/// Whether a model can be chosen is known once there is a session.
+#[rstest]
+#[case::models(&[("SCRIPTED_AGENT_MODELS", "models")], true)]
+#[case::options(&[("SCRIPTED_AGENT_MODELS", "options")], true)]
+#[case::none(&[], false)]
+#[tokio::test(flavor = "multi_thread")]
+async fn c18_a_probe_learns_whether_there_are_models(#[case] env: &[(&str, &str)], #[case] has_models: bool) {
+    let (finding, transcript, ..) = Probe::start(&[agent()], env, AcpTransport::default()).end().await;
+    let Finding::Agent(found) = finding else { panic!("{finding:?}\n{transcript}") };
+    assert_eq!(found.capabilities.iter().any(|known| known == "AgentModel"), has_models, "{found:?}");
+}
+
 /// An agent that cannot close a session gets none: it would stay behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_cannot_be_closed_is_not_opened() {

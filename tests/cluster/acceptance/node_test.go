@@ -59,6 +59,7 @@ func TestTwoClustersSideBySideWorkAndLeaveNothingBehind(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("slot %d", c.slot()), func(t *testing.T) {
 			tryPods(&cluster{t: t, dir: c.dir})
+			tryVolumes(&cluster{t: t, dir: c.dir})
 		})
 	}
 

@@ -52,6 +52,12 @@ func (c *cluster) createPod(name, image string, args ...string) {
 func (c *cluster) outcome(name string, args ...string) (corev1.PodPhase, string) {
 	c.t.Helper()
 	c.createPod(name, probeImage, args...)
+	return c.end(name)
+}
+
+// end waits for the end of a pod with the probe.
+func (c *cluster) end(name string) (corev1.PodPhase, string) {
+	c.t.Helper()
 	pods := c.client().CoreV1().Pods("default")
 	var phase corev1.PodPhase
 	eventually(c.t, "end of pod "+name, func(ctx context.Context) error {

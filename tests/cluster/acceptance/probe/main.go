@@ -12,7 +12,7 @@ const timeout = 3 * time.Second
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Println("usage: probe dial|resolve|serve WHAT")
+		fmt.Println("usage: probe dial|resolve|write|serve WHAT")
 		os.Exit(2)
 	}
 	began := time.Now()
@@ -28,6 +28,8 @@ func main() {
 		var addrs []string
 		addrs, err = net.LookupHost(what)
 		fmt.Println(addrs)
+	case "write":
+		err = os.WriteFile(what, []byte("x"), 0o600)
 	case "serve":
 		var l net.Listener
 		if l, err = net.Listen("tcp", what); err == nil {

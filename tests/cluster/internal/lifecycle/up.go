@@ -56,7 +56,7 @@ func Up(ctx context.Context, dir state.Dir, o Options) error {
 				if err != nil {
 					return err
 				}
-				if err := api.EnsureVolumes(ctx, volumes(dir)); err != nil {
+				if err := api.EnsureVolumes(ctx, dir.Volumes()); err != nil {
 					return err
 				}
 			}
@@ -175,15 +175,12 @@ func start(ctx context.Context, dir state.Dir, o Options) (*state.Cluster, error
 			return c, err
 		}
 		say("node ready")
-		if err := api.EnsureVolumes(watched, volumes(dir)); err != nil {
+		if err := api.EnsureVolumes(watched, dir.Volumes()); err != nil {
 			return c, err
 		}
 	}
 	return c, nil
 }
-
-// volumes is the folder of the volumes that pods may claim.
-func volumes(dir state.Dir) string { return filepath.Join(string(dir), "volumes") }
 
 // launch starts the cluster's root process, in namespaces of its own if there is to be a node.
 func launch(dir state.Dir, c *state.Cluster, claim *slot.Claim, dieWithParent bool) error {

@@ -54,6 +54,9 @@ func (d Dir) Etcd() string { return d.join("etcd") }
 // Node holds what the node has in place of the host's folders of the same name.
 func (d Dir) Node(name string) string { return d.join("node", name) }
 
+// Volumes holds the volumes that pods may claim.
+func (d Dir) Volumes() string { return d.join("volumes") }
+
 // Images remembers which archives are loaded.
 func (d Dir) Images() string { return d.join("images.json") }
 
@@ -61,7 +64,7 @@ func (d Dir) join(e ...string) string { return filepath.Join(append([]string{str
 
 // folders and files are all that a cluster makes in its directory.
 var (
-	folders = []string{"pki", "config", "log", "cni", "containerd", "kubelet", "etcd", "node", "tmp"}
+	folders = []string{"pki", "config", "log", "cni", "containerd", "kubelet", "etcd", "node", "tmp", "volumes"}
 	files   = []string{"kubeconfig", "audit.log", "images.json", clusterFile, componentsFile, lockFile}
 )
 

@@ -75,8 +75,8 @@ pub struct SubagentRunSpec {
     /// Immutable but for its inbox, which closes once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
-    /// parentRef is the run that delegates this one; cancelling or deleting it reaches this one, too. Naming a parent needs the
-    /// right to update it. Immutable.
+    /// parentRef is the run or child that delegates this one; cancelling a run, or deleting either, reaches this one, too. Naming
+    /// a parent needs the right to update it. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_ref: Option<ParentRef>,
     /// parameters become environment variables SUBAGENT_PARAM_KEY in every container of the template. At most 32, 16 KiB

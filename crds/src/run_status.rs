@@ -182,6 +182,11 @@ pub struct Lineage {
     pub ancestors: Vec<String>,
 }
 
+/// Mode of a run that answers one prompt.
+pub const MODE_ONE_SHOT: &str = "OneShot";
+/// Mode of a child, and of its activations.
+pub const MODE_CONTINUABLE: &str = "Continuable";
+
 /// How a run was composed (contract c32).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

@@ -5,6 +5,7 @@ use crate::{
     api::{self, WriteError},
     context::Context,
     decoding::{Guarded, Undecodable},
+    run::activation,
     watching::Scope,
 };
 use k8s_openapi::{api::apps::v1::ControllerRevision, jiff::Timestamp};
@@ -14,7 +15,7 @@ use kube::{
 };
 use serde_json::json;
 use std::{collections::HashSet, time::Duration};
-use subagent_crds::{SubagentProvider, SubagentRun, names};
+use subagent_crds::{Subagent, SubagentProvider, SubagentRun, names};
 use tokio_util::sync::CancellationToken;
 
 /// Time between two passes, and with it the least time between mark and deletion.
@@ -88,6 +89,16 @@ pub async fn pass(context: &Context, scope: &Scope, now: Timestamp) -> Result<()
                 referenced.insert((run.namespace(), revision.unwrap_or_default()));
             }
             Err(undecodable) => drop(unknown.insert(left_alone("SubagentRun", undecodable))),
+        }
+    }
+    // A child whose provider is gone goes on with its last one (contract c2).
+    for child in list(&scope.api::<Guarded<Subagent>>(client), ListParams::default()).await? {
+        match child.0 {
+            Ok(child) => {
+                let revision = activation::recorded_revision(&child).unwrap_or_default().to_owned();
+                referenced.insert((child.namespace(), revision));
+            }
+            Err(undecodable) => drop(unknown.insert(left_alone("Subagent", undecodable))),
         }
     }
     let revisions = revisions.into_iter().filter(|revision| !unknown.contains(&revision.namespace()));

@@ -56,13 +56,13 @@ pub fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step
             return Step::DeletePod;
         }
         if !deleting && !is_outlived(run, now) {
-            return soonest([Some(kept_until).filter(|at| *at > now), ttl(old)], now);
+            return soonest([Some(kept_until).filter(|at| *at > now), ttl(run)], now);
         }
     }
     if deleting {
         return Step::ReleaseRun;
     }
-    match ttl(old) {
+    match ttl(run) {
         Some(at) if now >= at => Step::DeleteRun,
         at => soonest([at], now),
     }
@@ -70,10 +70,12 @@ pub fn after_end(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step
 
 /// Whether the run is over and its time to live as well.
 pub fn is_outlived(run: &SubagentRun, now: Timestamp) -> bool {
-    run.status.as_ref().and_then(ttl).is_some_and(|at| now >= at)
+    ttl(run).is_some_and(|at| now >= at)
 }
 
-fn ttl(status: &SubagentRunStatus) -> Option<Timestamp> {
+/// When the run's time to live is over. An activation has none: its child prunes them.
+fn ttl(run: &SubagentRun) -> Option<Timestamp> {
+    let status = run.status.as_ref().filter(|_| run.spec.activation.is_none())?;
     let seconds =
         status.effective.as_ref().map_or(validate::TTL_SECONDS, |effective| effective.ttl_seconds_after_finished);
     let finished = status.finished_at.as_ref()?.0;

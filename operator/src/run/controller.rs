@@ -32,7 +32,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use subagent_crds::{Reason, SubagentProvider, SubagentRun, SubagentRunStatus, conditions, names};
+use subagent_crds::{Reason, Subagent, SubagentProvider, SubagentRun, SubagentRunStatus, conditions, names};
 use tokio_util::sync::CancellationToken;
 
 /// Reconciles at a time: enough to hide the latency of the API server, few enough not to flood it.
@@ -65,7 +65,8 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let pods =
         watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::RUN_UID_LABEL), pod_facts);
     let providers = watching::changes::<SubagentProvider>(&context, &scope, watcher::Config::default(), provider_facts);
-    let (waiting, relatives) = (reader.clone(), reader.clone());
+    let children = watching::changes::<Subagent>(&context, &scope, watcher::Config::default(), wake::child_facts);
+    let (waiting, relatives, activated) = (reader.clone(), reader.clone(), reader.clone());
     let (news, told) = unbounded();
     let reconciler = Reconciler { context: context.clone(), news };
     let stop = shutdown.clone();
@@ -76,6 +77,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
             name.map(|name| ObjectRef::new(&name).within(&pod.namespace().unwrap_or_default()))
         })
         .watches_stream(providers, move |provider: SubagentProvider| waiting_for(&waiting, &provider))
+        .watches_stream(children, move |child: Subagent| wake::waiting_for_child(&activated, &child))
         .watches_stream(told.map(Ok), move |run: SubagentRun| wake::waiting_for(&relatives, &run))
         .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, on_error, Arc::new(reconciler))

@@ -1,6 +1,7 @@
 //! All reads of a reconcile. Everything a decision rests on is a live GET: a cache may be older than our own write.
 
 use super::{
+    activation::{self, Child, Recorded},
     plan::{self, World},
     prompt::{self, PromptSource},
     validate::{Parent, Provider},
@@ -16,7 +17,7 @@ use kube::{Api, Client, Resource, core::NamespaceResourceScope};
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, time::Duration};
 use subagent_crds::{
-    Phase, SubagentProvider, SubagentRun, bounds, names,
+    Subagent, SubagentProvider, SubagentRun, bounds, names,
     run::{ParentKind, ParentRef},
 };
 use subagent_link::WorkerConfig;
@@ -57,6 +58,10 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
         world.prompt = prompt(client, &namespace, &world.run).await?;
     }
     if status.pod_uid.is_none() {
+        world.child = child(client, &namespace, &world.run).await?;
+        if status.attempt.is_none() && activation::is_gone(&world.provider) {
+            world.recorded = recorded(client, &namespace, &world.child).await?;
+        }
         world.parent = named_parent(client, &namespace, world.run.spec.parent_ref.as_ref()).await?;
         if status.attempt.is_some() {
             world.above = above(client, &namespace, &world.parent).await?;
@@ -87,6 +92,29 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
         }
     }
     Ok(world)
+}
+
+/// The child that a run activates.
+async fn child(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Child, ReadError> {
+    let Some(activation) = &run.spec.activation else { return Ok(Child::NotAsked) };
+    let children: Api<Subagent> = Api::namespaced(client.clone(), namespace);
+    match api::get(&children, &activation.subagent_ref.name).await {
+        Ok(found) => Ok(found.map_or(Child::Missing, |child| Child::Found(Box::new(child)))),
+        Err(error) if error.is_undecodable() => Ok(Child::Undecodable(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the child's last activation had of its provider, if that can still be used.
+async fn recorded(client: &Client, namespace: &str, child: &Child) -> Result<Option<Recorded>, ReadError> {
+    let Child::Found(child) = child else { return Ok(None) };
+    let Some(name) = activation::recorded_revision(child) else { return Ok(None) };
+    match revision::read(client, namespace, name).await {
+        Ok(spec) => Ok(Some(Recorded { revision: name.to_owned(), spec })),
+        Err(revision::Error::Read(error)) if !error.is_undecodable() => Err(error),
+        // The activation waits for the provider, then.
+        Err(_) => Ok(None),
+    }
 }
 
 /// Why the provider's revision cannot be used, for a run without session: its worker may have ended for that.
@@ -142,20 +170,16 @@ where
     }
 }
 
-/// The ancestors above a parent that is over, up to the first that is not.
+/// The ancestors above a parent that may not hear of a cancel, up to the first that does.
 ///
 /// # Errors
 /// When a read fails.
 pub(crate) async fn above(client: &Client, namespace: &str, nearest: &Parent) -> Result<Vec<Parent>, ReadError> {
-    let is_over =
-        |run: &SubagentRun| run.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_terminal);
     let mut above: Vec<Parent> = vec![];
-    while let Parent::Found(last) = above.last().unwrap_or(nearest)
-        && last.spec.parent_ref.is_some()
-        && is_over(last)
+    while let Some(reference) = above.last().unwrap_or(nearest).untold()
         && above.len() < bounds::ANCESTORS
     {
-        let next = named_parent(client, namespace, last.spec.parent_ref.as_ref()).await?;
+        let next = named_parent(client, namespace, Some(reference)).await?;
         above.push(next);
     }
     Ok(above)

@@ -2,7 +2,7 @@
 
 use super::validate::{Refusal, Verdict, WAITING, refuse};
 use subagent_crds::{
-    Phase, Reason, Subagent, SubagentPhase, SubagentRun, bounds,
+    Phase, Reason, Subagent, SubagentPhase, SubagentRun, bounds, conditions,
     run::{ParentKind, ParentRef},
     run_status::{Descriptor, Lineage},
 };
@@ -33,9 +33,24 @@ struct Known<'a> {
     stop: Option<&'static str>,
     /// Why it takes no more children.
     closed: Option<String>,
+    /// True for a run that is terminal and stopped: a cancel of it has done its work.
+    is_over: bool,
 }
 
 impl Parent {
+    /// What it names as its own parent, if a cancel from there may pass it by: nobody tells a run that is over, and a child at
+    /// rest, or about to be, may not be told either.
+    pub fn untold(&self) -> Option<&ParentRef> {
+        match self {
+            Self::Found(run) => {
+                let phase = run.status.as_ref().and_then(|status| status.phase);
+                run.spec.parent_ref.as_ref().filter(|_| phase.is_some_and(Phase::is_terminal))
+            }
+            Self::Child(child) => child.spec.parent_ref.as_ref(),
+            Self::NotAsked | Self::Missing | Self::Undecodable(_) => None,
+        }
+    }
+
     fn known(&self) -> Option<Known<'_>> {
         match self {
             Self::Found(run) => {
@@ -47,6 +62,10 @@ impl Parent {
                     descriptor: status.and_then(|status| status.descriptor.as_ref()),
                     stop: why_to_stop(run),
                     closed: why_closed(run),
+                    is_over: status.is_some_and(|status| {
+                        status.phase.is_some_and(Phase::is_terminal)
+                            && conditions::is_true(&status.conditions, conditions::STOPPED)
+                    }),
                 })
             }
             Self::Child(child) => {
@@ -60,8 +79,9 @@ impl Parent {
                     name: child.metadata.name.as_deref().unwrap_or_default(),
                     lineage: status.and_then(|status| status.lineage.as_ref()),
                     descriptor: status.and_then(|status| status.descriptor.as_ref()),
-                    stop: child.metadata.deletion_timestamp.as_ref().map(|_| "is being deleted"),
+                    stop: why_to_stop_below(child),
                     closed: phase.filter(is_over).map(|phase| format!("is {}", phase.as_str())),
+                    is_over: false,
                 })
             }
             Self::NotAsked | Self::Missing | Self::Undecodable(_) => None,
@@ -174,20 +194,43 @@ pub fn may_begin(
         return Err(unavailable(reference, why));
     }
     let is_recorded = |uid: &String| lineage.is_some_and(|lineage| lineage.ancestors.contains(uid));
+    let mut below = found;
     for ancestor in above {
         if let Parent::Undecodable(how) = ancestor {
             return Err(undecodable(how));
         }
+        // A child outlives a cancel of one above it, and may be spoken to afterwards.
+        let is_below_child = matches!(below, Parent::Child(_));
         match ancestor.known() {
             Some(one) if one.uid.is_some_and(is_recorded) => {
-                if let Some(why) = one.stop {
-                    return Err(unavailable(reference, &format!("is over, and {} above it {why}", one.name)));
+                let done = is_below_child && one.is_over && one.stop != Some(DELETED);
+                if let Some(why) = one.stop.filter(|_| !done) {
+                    let where_ = if is_below_child { "is below one that stops" } else { "is over" };
+                    return Err(unavailable(reference, &format!("{where_}, and {} above it {why}", one.name)));
                 }
             }
+            _ if is_below_child => return Ok(()),
             _ => return Err(unavailable(reference, "is over, and one above it does not exist any more")),
         }
+        below = ancestor;
     }
     Ok(())
+}
+
+/// Why those below something that goes are to stop.
+const DELETED: &str = "is being deleted";
+
+/// Why those below a child are to stop or not to start, if they are: it goes, or its activation is being cancelled. Once that
+/// is done it may be spoken to again, and takes children as before.
+fn why_to_stop_below(child: &Subagent) -> Option<&'static str> {
+    if child.metadata.deletion_timestamp.is_some() {
+        return Some(DELETED);
+    }
+    let status = child.status.as_ref()?;
+    let is_asked = child.spec.cancel_through_epoch > status.cancelled_through_epoch;
+    let activation = status.activation.as_ref();
+    let is_under_way = activation.is_some_and(|activation| activation.epoch <= status.cancelled_through_epoch);
+    (is_asked || is_under_way).then_some("is cancelled")
 }
 
 /// Why those below a run are to stop or not to start, if they are. A deadline does not reach them.
@@ -197,7 +240,7 @@ fn why_to_stop(run: &SubagentRun) -> Option<&'static str> {
     let is_cancelled = stopping.is_some_and(|stop| stop.reason == Reason::Cancelled.as_str())
         || status.is_some_and(|status| status.phase == Some(Phase::Cancelled));
     match run.metadata.deletion_timestamp {
-        Some(_) => Some("is being deleted"),
+        Some(_) => Some(DELETED),
         None if run.spec.cancel || is_cancelled => Some("is cancelled"),
         None => None,
     }

@@ -4,6 +4,7 @@
 //! a loop until there is nothing to do. The status of each step is computed purely and written with the resourceVersion
 //! it was computed from.
 
+pub mod activation;
 pub mod after_end;
 pub mod apply;
 pub mod archiving;
@@ -21,5 +22,7 @@ pub mod validate;
 
 #[cfg(test)]
 mod archiving_tests;
+#[cfg(test)]
+mod lineage_tests;
 #[cfg(test)]
 pub(crate) mod plan_tests;

@@ -2,7 +2,11 @@
 
 use super::{plan::current_report, status::storing_trouble, validate::Refusal};
 use crate::pod::observe::Ended;
-use subagent_crds::{Phase, Reason, SubagentRunStatus, conditions, run_status::Stopping};
+use subagent_crds::{
+    Phase, Reason, SubagentRunStatus, conditions,
+    report::Final,
+    run_status::{MODE_CONTINUABLE, Stopping},
+};
 
 /// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +88,36 @@ pub fn without_report(status: &SubagentRunStatus, ended: &Ended, last_words: Opt
             let is_cancelled = outcome.phase == Phase::Cancelled;
             Outcome { message: if is_cancelled { outcome.message } else { with_words(outcome.message) }, ..outcome }
         }
-        None => Outcome::of(ended.reason, with_words(ended.reason.with_remedy(&ended.message))),
+        None => gone_at_rest(status, ended.reason)
+            .unwrap_or_else(|| Outcome::of(ended.reason, with_words(ended.reason.with_remedy(&ended.message)))),
     }
+}
+
+/// True for the run of a continuable child.
+fn is_activation(status: &SubagentRunStatus) -> bool {
+    status.descriptor.as_ref().is_some_and(|descriptor| descriptor.mode == MODE_CONTINUABLE)
+}
+
+/// True while a turn is under way, by the worker's stored word: a prompt is sent only after that is stored. A final word
+/// closes the turn that it interrupts, in its own words and at its own time.
+pub(super) fn is_amid_turn(status: &SubagentRunStatus) -> bool {
+    let Some(report) = current_report(status) else { return false };
+    let Some(turn) = report.turns.last() else { return false };
+    let closed_by = |last: &Final| {
+        turn.finished_at.as_ref() == Some(&last.at) && turn.stop_reason.as_ref() == Some(&last.stop_reason)
+    };
+    turn.stop_reason.is_none() || report.final_.as_ref().is_some_and(closed_by)
+}
+
+/// The end of an activation whose pod went away with its node or was drained while there was nothing to do: every turn is
+/// over and stored, so nothing is lost, and what was placed meanwhile is given to the next.
+fn gone_at_rest(status: &SubagentRunStatus, reason: Reason) -> Option<Outcome> {
+    let is_disruption = [Reason::Evicted, Reason::NodeLost, Reason::PodDeleted].contains(&reason);
+    let has_turns = current_report(status).is_some_and(|report| !report.turns.is_empty());
+    let is_at_rest = is_activation(status) && has_turns && !is_amid_turn(status);
+    let message =
+        format!("its pod went away ({reason}) while there was nothing to do; every turn before that is stored");
+    (is_disruption && is_at_rest).then(|| Outcome::of(Reason::Completed, message))
 }
 
 /// An end with the worker's final report: the protocol decides (contract c25 to c29), never an exit code.
@@ -97,12 +129,16 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
     let turns = report.map_or(0, |report| report.turn_count.max(i64::try_from(report.turns.len()).unwrap_or(i64::MAX)));
     let said = Reason::parse(&last.reason);
     let outcome = match (last.stop_reason.as_str(), said) {
-        ("Completed", _) if turns < 1 => Outcome::of(
+        // One that was closed before any message wanted a turn has none (contract c29 is about prompts).
+        ("Completed", _) if turns < 1 && !is_activation(status) => Outcome::of(
             Reason::AgentProtocolError,
             "the worker reported completion without one turn: a contradiction".into(),
         ),
         ("Completed", _) if status.result.as_ref().map(|result| &result.pod_uid) != status.pod_uid.as_ref() => {
             Outcome::of(Reason::DurabilityFailed, "the agent completed but no result was stored".into())
+        }
+        ("Completed", _) if is_activation(status) => {
+            Outcome::of(Reason::Completed, "its inbox was closed, and every message in it is worked off".into())
         }
         ("Completed", _) => Outcome::of(Reason::Completed, "the agent completed".into()),
         ("Aborted", _) => match &status.stopping {
@@ -116,7 +152,8 @@ pub fn from_report(status: &SubagentRunStatus, ended: &Ended) -> Outcome {
         (_, Some(Reason::PodDeleted)) => match &status.stopping {
             Some(stop) => stopped_without_report(status, stop),
             None if ended.reason == Reason::Evicted => without_report(status, ended, None),
-            None => Outcome::of(Reason::PodDeleted, String::new()),
+            None => gone_at_rest(status, Reason::PodDeleted)
+                .unwrap_or_else(|| Outcome::of(Reason::PodDeleted, String::new())),
         },
         // What is not a failure's word cannot be the reason of one.
         (_, Some(reason)) if reason.facts().phase == Phase::Failed => Outcome::of(reason, String::new()),

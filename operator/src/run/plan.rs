@@ -2,6 +2,7 @@
 //! out and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
 
 use super::{
+    activation::{self, Child, Recorded},
     after_end::after_end,
     archiving::Log,
     descendants::{self, Family},
@@ -30,8 +31,6 @@ use subagent_crds::{
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// Time the worker has beside the graces to report the end of a cancelled turn before its pod is deleted.
 const REPORT_MARGIN: Duration = Duration::from_secs(15);
-/// How often the parent of a run that waits for its acceptance is looked at.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// How soon a refused pod creation (quota, a foreign object under the name) is tried again.
 const RETRY_CREATE: Duration = Duration::from_secs(5);
 
@@ -49,6 +48,10 @@ pub struct World {
     pub parent: Parent,
     /// Those above a parent that is over, up to the first that is not; read before the pod is created.
     pub above: Vec<Parent>,
+    /// The child it activates; read while the run is not accepted and before its pod is created.
+    pub child: Child,
+    /// What that child's last activation had; read for acceptance when the provider is gone.
+    pub recorded: Option<Recorded>,
     /// The pod under the name of the current attempt, whoever owns it.
     pub pod: Option<Pod>,
     /// Log of that pod; read right before the end of a run whose worker sent no transcript.
@@ -75,6 +78,8 @@ impl World {
             provider: Provider::Missing,
             parent: Parent::NotAsked,
             above: vec![],
+            child: Child::NotAsked,
+            recorded: None,
             pod: None,
             log: Log::Unread,
             prompt: PromptSource::Usable,
@@ -172,7 +177,14 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
         let done = status::ended(run, old, &outcome::rejected(refusal), now);
         Step::Status(Box::new(status::stopped(run, done, Stopped::NoPod, now)))
     };
-    let request = Request { run, provider: &world.provider, parent: &world.parent, prompt: &world.prompt };
+    let request = Request {
+        run,
+        provider: &world.provider,
+        parent: &world.parent,
+        child: &world.child,
+        recorded: world.recorded.as_ref(),
+        prompt: &world.prompt,
+    };
     match validate::validate(&request) {
         Verdict::Refused(refusal) => refused(&refusal),
         Verdict::Waits(refusal) => {
@@ -181,9 +193,12 @@ fn before_acceptance(world: &World, old: &SubagentRunStatus, now: Timestamp) -> 
             if now >= deadline {
                 return refused(&refusal.in_vain(seconds));
             }
-            // Nobody here hears that a continuable child was accepted.
-            let look_again = (refusal.reason == Reason::ParentUnavailable).then(|| now + LOOK_AGAIN);
-            let wait = soonest([Some(deadline), look_again], now);
+            let wait = Step::Wait(Some(until(deadline, now)));
+            // The child's controller is about to store which run this is; that moment is worth no write.
+            let is_brief = run.spec.activation.is_some() && refusal.reason == Reason::ParentUnavailable;
+            if is_brief && old.phase.is_none() {
+                return wait;
+            }
             differing(old, status::waiting(run, old, &refusal, now), wait)
         }
         Verdict::Accepted(_) if !has_finalizer(run) => Step::AddFinalizer,
@@ -363,9 +378,12 @@ fn without_pod(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
         return Step::Status(Box::new(status::stopped(run, done, Stopped::without_pod(old), now)));
     }
     let retry = || soonest([start_deadline(run, old), Some(now + RETRY_CREATE)], now);
-    if let Some(reference) = &run.spec.parent_ref
-        && let Err(verdict) = validate::may_start(run, reference, &world.parent, &world.above)
-    {
+    let may_start = match (&run.spec.activation, &run.spec.parent_ref) {
+        (Some(activation), _) => activation::may_start(run, activation, &world.child),
+        (None, Some(reference)) => validate::may_start(run, reference, &world.parent, &world.above),
+        (None, None) => Ok(()),
+    };
+    if let Err(verdict) = may_start {
         return match verdict {
             Verdict::Waits(refusal) => {
                 let waits = status::not_starting(run, old, refusal.reason, &refusal.message, now);
@@ -470,13 +488,15 @@ fn idle_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
     let seconds = effective(status).idle_deadline_seconds?;
     let started = status.started_at.as_ref()?.0;
     let report = current_report(status);
-    // The agent is done: it owes no sign of life while its result is being stored.
-    if report.is_some_and(|report| report.storing.is_some()) {
+    // The agent owes no sign of life once it is done and its result is being stored, nor while nothing is asked of it.
+    if report.is_some_and(|report| report.storing.is_some() || report.idle) {
         return None;
     }
-    let activity = report.and_then(|report| report.activity.as_ref());
-    let last =
-        activity.and_then(|activity| activity.at.parse::<Timestamp>().ok()).map_or(started, |at| at.max(started));
+    let said = |at: &str| at.parse::<Timestamp>().ok();
+    let activity = report.and_then(|report| said(&report.activity.as_ref()?.at));
+    // Of an activation each turn begins anew.
+    let turn = report.and_then(|report| said(&report.turns.last()?.started_at));
+    let last = [activity, turn].into_iter().flatten().fold(started, Timestamp::max);
     Some(last + Duration::from_secs(seconds.unsigned_abs()))
 }
 

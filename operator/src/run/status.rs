@@ -2,7 +2,7 @@
 //! are the gateway's.
 
 use super::{
-    outcome::Outcome,
+    outcome::{Outcome, is_amid_turn},
     plan::current_report,
     validate::{Acceptance, Refusal},
 };
@@ -355,8 +355,10 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
         attempt.reason = Some(outcome.reason.to_string());
     }
     let lost = [Reason::WorkerLost, Reason::PodDeleted, Reason::Evicted, Reason::NodeLost, Reason::OOMKilled];
+    let is_activation = run.spec.activation.is_some();
     let turn_began = current_report(old).is_some_and(|report| !report.turns.is_empty());
-    if turn_began && lost.contains(&outcome.reason) {
+    let was_interrupted = if is_activation { is_amid_turn(old) } else { turn_began };
+    if was_interrupted && lost.contains(&outcome.reason) {
         let message = "the attempt was lost after its turn had begun: side effects are possible";
         set(run, &mut new, conditions::INTERRUPTED, Status::True, outcome.reason.as_str(), message, now);
     }

@@ -2,7 +2,10 @@
 
 pub use super::lineage::{Parent, lineage, may_begin, may_start};
 
-use super::prompt::PromptSource;
+use super::{
+    activation::{self, Child, Recorded},
+    prompt::PromptSource,
+};
 use crate::{
     provider::{capabilities, probe},
     schema_subset,
@@ -13,7 +16,7 @@ use subagent_crds::{
     Reason, SubagentProvider, SubagentRun, bounds, conditions,
     provider::Probe,
     run::InterruptionPolicy,
-    run_status::{Descriptor, Effective, Lineage},
+    run_status::{Descriptor, Effective, Lineage, MODE_ONE_SHOT},
 };
 
 /// Start deadline when neither run nor provider say one, in seconds: long enough to pull a large image.
@@ -56,6 +59,10 @@ pub struct Request<'a> {
     pub provider: &'a Provider,
     /// Its parent.
     pub parent: &'a Parent,
+    /// The child it activates.
+    pub child: &'a Child,
+    /// What that child's last activation had, when its provider is gone.
+    pub recorded: Option<&'a Recorded>,
     /// Its prompt, when that comes from a ConfigMap.
     pub prompt: &'a PromptSource,
 }
@@ -117,6 +124,9 @@ pub fn validate(request: &Request<'_>) -> Verdict {
 
 fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     let spec = &request.run.spec;
+    if let Some(activation) = &spec.activation {
+        return activation::check(request, activation);
+    }
     let provider = ready_provider(&spec.provider_ref.name, request.provider)?;
     asked_capabilities(request.run, provider)?;
     arguments(request.run)?;
@@ -137,7 +147,7 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
         lineage,
         descriptor: Descriptor {
             version: 1,
-            mode: "OneShot".into(),
+            mode: MODE_ONE_SHOT.into(),
             provider: spec.provider_ref.name.clone(),
             provider_revision: revision,
             context: format!("{:?}", provider.spec.context),
@@ -212,12 +222,14 @@ pub(crate) fn ready_provider<'a>(name: &str, found: &'a Provider) -> Result<&'a 
 }
 
 /// Contract c5: outputSchema, maxDepth, toolFilter, persona, then the other optional fields. Presence counts (c6).
-fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Verdict> {
+pub(super) fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<(), Verdict> {
     let spec = &run.spec;
     let options = spec.agent_options.clone().unwrap_or_default();
     let prompt_has_image =
         spec.prompt.iter().flat_map(|prompt| prompt.content.iter().flatten()).any(|block| block.image.is_some());
-    let policy = spec.interruption_policy.or(provider.spec.run_defaults.interruption_policy).unwrap_or_default();
+    // That of an activation is always Fail.
+    let default = provider.spec.run_defaults.interruption_policy.filter(|_| spec.activation.is_none());
+    let policy = spec.interruption_policy.or(default).unwrap_or_default();
     let asked = [
         (spec.output_schema.is_some(), "spec.outputSchema", "OutputSchema"),
         (spec.max_depth.is_some(), "spec.maxDepth", DEPTH_LIMIT),
@@ -226,7 +238,6 @@ fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider) -> Result<
         (options.provider.is_some(), "spec.agentOptions.provider", "AgentProvider"),
         (options.model.is_some(), "spec.agentOptions.model", "AgentModel"),
         (options.max_tokens.is_some(), "spec.agentOptions.maxTokens", "AgentMaxTokens"),
-        (spec.activation.is_some(), "spec.activation", "Continuation"),
         (policy == InterruptionPolicy::Resume, "spec.interruptionPolicy: Resume", "InterruptionResume"),
         (policy == InterruptionPolicy::Restart, "spec.interruptionPolicy: Restart", "InterruptionRestart"),
         (prompt_has_image, "spec.prompt.content[].image", "ImagePrompt"),
@@ -285,7 +296,7 @@ fn said_by(provider: &SubagentProvider) -> String {
     ready.map(|ready| format!("; the provider says: {}", conditions::cut(&ready.message, MAX))).unwrap_or_default()
 }
 
-fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
+pub(super) fn arguments(run: &SubagentRun) -> Result<(), Verdict> {
     let spec = &run.spec;
     if spec.max_depth.is_some_and(|depth| depth < 0) {
         return Err(refuse(Reason::InvalidArgs, "spec.maxDepth is negative; write 0 or more".into()));

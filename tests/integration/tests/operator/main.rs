@@ -12,6 +12,7 @@ mod rights;
 mod watching;
 mod world;
 
+mod activations;
 mod budget;
 mod cancelling;
 mod certificates;

@@ -9,7 +9,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// The authorizer learns of roles by a watch; this is long for a busy machine.
@@ -29,14 +29,35 @@ pub struct Rights {
 impl Rights {
     /// Renders the chart for this namespace alone, applies its roles, and waits until they are in force.
     pub async fn grant(namespace: &TestNamespace) -> Self {
+        Self::grant_edited(namespace, |_| {}).await
+    }
+
+    /// The same for an operator that can read children and write none: the test is their controller.
+    pub async fn grant_but_children(namespace: &TestNamespace) -> Self {
+        Self::grant_edited(namespace, |role| {
+            let Some(rules) = role.get_mut("rules").and_then(Value::as_array_mut) else { return };
+            for rule in rules.iter_mut() {
+                let resources = rule["resources"].as_array_mut().expect("resources");
+                resources.retain(|resource| !["subagents", "subagents/status"].map(Value::from).contains(resource));
+            }
+            rules.retain(|rule| rule["resources"] != json!([]));
+            rules.push(
+                json!({"apiGroups": ["subagents.dev"], "resources": ["subagents"], "verbs": ["get", "list", "watch"]}),
+            );
+        })
+        .await
+    }
+
+    async fn grant_edited(namespace: &TestNamespace, edit: impl Fn(&mut Value)) -> Self {
         let name = &namespace.name;
         let release: String = format!("so-{name}").chars().take(45).collect();
         let release = release.trim_end_matches('-').to_owned();
         let (full, watched) = (format!("fullnameOverride={release}"), format!("watchNamespaces={{{name}}}"));
         let aggregate = "rbac.aggregateToDefaultRoles=false";
-        for object in chart::render(name, &["--set", &full, "--set", &watched, "--set", aggregate]) {
+        for mut object in chart::render(name, &["--set", &full, "--set", &watched, "--set", aggregate]) {
             let is_hook = object["metadata"]["annotations"]["helm.sh/hook"].is_string();
             if object["apiVersion"] == "rbac.authorization.k8s.io/v1" && !is_hook {
+                edit(&mut object);
                 apply(namespace, &object).await;
             }
         }

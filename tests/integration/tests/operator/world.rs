@@ -52,9 +52,21 @@ impl World {
 
     /// The same in a namespace that exists.
     pub async fn around(namespace: TestNamespace) -> Self {
+        let rights = Rights::grant(&namespace).await;
+        Self::with_rights(namespace, rights).await
+    }
+
+    /// The same for an operator that leaves children to the test.
+    pub async fn without_children(hint: &str) -> Self {
+        undecodable::prepared().await;
+        let namespace = TestNamespace::new(hint).await;
+        let rights = Rights::grant_but_children(&namespace).await;
+        Self::with_rights(namespace, rights).await
+    }
+
+    async fn with_rights(namespace: TestNamespace, rights: Rights) -> Self {
         // Compiling takes longer than some deadlines of runs.
         programs::worker();
-        let rights = Rights::grant(&namespace).await;
         let node = TestNode::new(namespace.clone()).await;
         Self { namespace, rights, node, link_port: free_port() }
     }

@@ -33,6 +33,8 @@ struct Known<'a> {
     stop: Option<&'static str>,
     /// Why it takes no more children.
     closed: Option<String>,
+    /// The child whose activation it is.
+    activates: Option<&'a str>,
     /// True for a run that is terminal and stopped: a cancel of it has done its work.
     is_over: bool,
 }
@@ -62,6 +64,7 @@ impl Parent {
                     descriptor: status.and_then(|status| status.descriptor.as_ref()),
                     stop: why_to_stop(run),
                     closed: why_closed(run),
+                    activates: run.spec.activation.as_ref().map(|activation| activation.subagent_ref.name.as_str()),
                     is_over: status.is_some_and(|status| {
                         status.phase.is_some_and(Phase::is_terminal)
                             && conditions::is_true(&status.conditions, conditions::STOPPED)
@@ -81,6 +84,7 @@ impl Parent {
                     descriptor: status.and_then(|status| status.descriptor.as_ref()),
                     stop: why_to_stop_below(child),
                     closed: phase.filter(is_over).map(|phase| format!("is {}", phase.as_str())),
+                    activates: None,
                     is_over: false,
                 })
             }
@@ -150,6 +154,14 @@ pub fn lineage(
 /// The parent, when it accepts children (contract c14).
 fn available_parent<'a>(own_uid: &str, reference: &ParentRef, found: &'a Parent) -> Result<Known<'a>, Verdict> {
     let parent = bound_parent(own_uid, None, reference, found)?;
+    if let Some(child) = parent.activates {
+        // It goes when the child has had some more of them, and takes along what is below it: the child is what stays.
+        let named = named(reference);
+        return Err(refuse(
+            Reason::InvalidArgs,
+            format!("{named} is an activation of Subagent {child}; name its Subagent {child} in spec.parentRef"),
+        ));
+    }
     if let Some(why) = parent.stop {
         return Err(unavailable(reference, why));
     }

@@ -73,6 +73,18 @@ fn c11_below_a_child_the_depth_is_its_own_and_one() {
     assert!(said.starts_with("ParentUnavailable") && said.contains("does not exist"), "{said}");
 }
 
+/// c42: an activation's run is pruned as the child goes on, and a run takes along what is below it; the child stays.
+#[rstest]
+#[case::at_work(json!({}))]
+#[case::over(over("Completed"))]
+fn c42_what_an_activation_delegates_is_below_its_child(#[case] extra: Value) {
+    let activation = json!({"metadata": {"name": "c-1"}, "spec": {"activation": {
+        "subagentRef": {"name": "c", "uid": "c-uid"}, "epoch": 1}}});
+    let named = ParentRef { kind: ParentKind::SubagentRun, name: "c-1".into(), uid: None };
+    let said = word(lineage("own", Some(&named), None, &top(merged(activation, extra))));
+    assert!(said.starts_with("InvalidArgs") && said.contains("name its Subagent c in spec.parentRef"), "{said}");
+}
+
 /// c14: right before the pod, everybody above who may not have told the child is asked.
 #[rstest]
 #[case::alive(child(json!({})), vec![top(json!({}))], "taken")]

@@ -324,14 +324,16 @@ async fn c11_c14_a_child_is_a_parent() {
     let lineage = status(&done).lineage.clone().expect("a lineage");
     assert_eq!((lineage.depth, lineage.root_uid), (5, root.clone()));
     assert_eq!(lineage.ancestors, ["p".to_owned(), root]);
-    // An activation's run is a parent as well: what is below it is below the child.
+    // An activation's run goes before its child does, with all that is below it.
     scene.activated("child", "!gate shut").await;
     world.event("child-1", "gate", "shut").await;
     let mut run = world.make_run("grandchild", "provider", "hello");
     run.spec.parent_ref = Some(ParentRef { kind: ParentKind::SubagentRun, name: "child-1".into(), uid: None });
     world.namespace.create(&run).await;
-    let done = world.stopped("grandchild").await;
-    assert_eq!(status(&done).lineage.as_ref().map(|lineage| lineage.depth), Some(2), "{:?}", status(&done).message);
+    let refused = world.stopped("grandchild").await;
+    assert_eq!(end(&refused), (Phase::Rejected, "InvalidArgs"));
+    let message = status(&refused).message.clone().unwrap_or_default();
+    assert!(message.contains("name its Subagent child in spec.parentRef"), "{message}");
     world.node.collector().open_gate("shut");
 
     world.namespace.api::<Subagent>().delete("late", &DeleteParams::default()).await.expect("a deletion");

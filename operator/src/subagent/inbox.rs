@@ -8,7 +8,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use subagent_crds::{
-    Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
+    Phase, Reason, StopReason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
     message::{Code, Delivery, InboxMessage, MessageReport, Outcome},
     report::Report,
     subagent_status::{ActivationState, ChildCheckpoint, ChildTurn, CurrentActivation, MessageStatus},
@@ -294,7 +294,8 @@ impl<'a> Inbox<'a> {
                 output: None,
                 at: turn.finished_at.clone().unwrap_or_default(),
             };
-            if finished && turn.turn <= checkpointed {
+            // Of one that failed or was cancelled the session may know nothing: an empty one is not a lost one then (c40).
+            if told.stop_reason == StopReason::Completed.as_str() && turn.turn <= checkpointed {
                 self.new.completed_turns += 1;
             }
             self.new.last_result = Some(told.clone());

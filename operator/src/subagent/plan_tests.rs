@@ -224,6 +224,22 @@ fn c44_a_run_is_let_go_only_when_what_it_came_to_is_stored() {
     assert_eq!(next(&world, at(4)), Step::Wait(None));
 }
 
+/// c40: an empty history is that of a lost session only when there was a turn that the agent completed.
+#[rstest]
+#[case::completed("Completed", 1, 1)]
+#[case::cancelled("Aborted", 1, 0)]
+#[case::failed("Error", 1, 0)]
+#[case::refused("Refusal", 1, 0)]
+#[case::not_stored("Completed", 0, 0)]
+fn c40_only_turns_that_the_agent_completed_count(#[case] ended: &str, #[case] stored: i64, #[case] completed: i64) {
+    let mut world = started();
+    let turns = json!([{"turn": 1, "messageID": "m1", "stopReason": ended, "finishedAt": "t"}]);
+    report(&mut world, merged(done_turn(), json!({"turns": turns, "checkpoint": {"turn": stored}})));
+    settle(&mut world, 3);
+    assert_eq!(status(&world).last_result.as_ref().unwrap().stop_reason, ended);
+    assert_eq!(status(&world).completed_turns, completed);
+}
+
 /// `kubectl wait --for=condition=Settled` right after a patch must not see the state before it.
 #[test]
 fn a_spec_that_was_not_looked_at_is_not_settled() {

@@ -27,7 +27,7 @@ pub enum Turn {
     Recorded,
     /// Its prompt is with the agent.
     Running,
-    /// Its response was read, and what it left is being kept: too late for steering, not over yet.
+    /// Its response was read, and what it left is being kept: nothing to steer or to interrupt any more, not over yet.
     Answered,
 }
 
@@ -67,7 +67,7 @@ impl Inbox {
             }
             Delivery::Interrupt => {
                 self.park(at);
-                if turn == Turn::None {
+                if matches!(turn, Turn::None | Turn::Answered) {
                     self.tell(placement, message.id, "Applied", None, None, at);
                     return Asked::Nothing;
                 }
@@ -224,6 +224,8 @@ mod tests {
         assert_eq!(outcomes(&inbox), "m1:Claimed m2:Parked m3:Parked m4:Applied m5:Rejected/NotDelivered");
         assert_eq!(inbox.deliver(message(6, Delivery::Interrupt), Turn::None, "t"), Asked::Nothing);
         assert!(outcomes(&inbox).ends_with("m6:Applied"));
+        assert_eq!(inbox.deliver(message(7, Delivery::Interrupt), Turn::Answered, "t"), Asked::Nothing);
+        assert!(outcomes(&inbox).ends_with("m7:Applied"), "R16: it does not wait for the session to be kept");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
     state::{PackFault, RestoreFault},
 };
 use std::fmt::{self, Display, Write as _};
-use subagent_link::MAX_DIAGNOSTIC_BYTES;
+use subagent_link::{MAX_DIAGNOSTIC_BYTES, SessionOrigin};
 
 /// Where an attempt is. The names are those of the snapshot's `stage`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,8 +256,8 @@ pub enum Lack {
     Continuation,
     /// A persona in place of its own.
     Persona,
-    /// A choice of models.
-    Model,
+    /// A choice of models, in the answer that opened its session in this way.
+    Model(SessionOrigin),
 }
 
 /// Why a session cannot be continued. Nothing is ever begun in its place (contract c40).
@@ -384,10 +384,9 @@ pub fn settle(end: &End, circumstances: &Circumstances) -> Settlement {
 
 fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static str) {
     match end {
-        // c29: completed without an accounted turn contradicts itself.
-        End::Answered(ProtocolStop::EndTurn) | End::WorkedOff if circumstances.accounted_turns < 1 => {
-            ("Error", "AgentProtocolError")
-        }
+        // c29: completed without an accounted turn contradicts itself. An activation may have had nothing to do: what it was
+        // made for was taken back, or an interruption alone.
+        End::Answered(ProtocolStop::EndTurn) if circumstances.accounted_turns < 1 => ("Error", "AgentProtocolError"),
         End::Answered(ProtocolStop::EndTurn) | End::WorkedOff => ("Completed", "Completed"),
         End::Answered(ProtocolStop::MaxTokens) => ("MaxTokens", "MaxTokens"),
         End::Answered(ProtocolStop::MaxTurnRequests) => ("Error", "TurnLimit"),
@@ -418,7 +417,7 @@ fn words(end: &End, circumstances: &Circumstances) -> (&'static str, &'static st
 fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
     let mut text = match end {
         End::Answered(ProtocolStop::EndTurn) => "the turn ended, but no turn was recorded".to_owned(),
-        End::WorkedOff => "the inbox was closed, but no turn was recorded".to_owned(),
+        End::WorkedOff => "the inbox was worked off".to_owned(),
         End::Answered(ProtocolStop::MaxTokens) => "the model reached its token limit".to_owned(),
         End::Answered(ProtocolStop::MaxTurnRequests) => {
             "the agent reached its limit of model requests in one turn".to_owned()
@@ -446,7 +445,7 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
             )
         }
         End::ImagesNotTaken => "the prompt holds an image, which the agent does not take".to_owned(),
-        End::Lacks(lack) => lacks(*lack).to_owned(),
+        End::Lacks(lack) => lacks(*lack),
         End::NotResumable(why) => not_resumable(*why),
         End::NotFetched(why) => {
             format!("the checkpoint to continue from was not fetched: {}", not_stored(*why))
@@ -498,8 +497,8 @@ fn diagnostic(end: &End, circumstances: &Circumstances) -> String {
     text
 }
 
-fn lacks(lack: Lack) -> &'static str {
-    match lack {
+fn lacks(lack: Lack) -> String {
+    let what = match lack {
         Lack::Continuation => {
             "the agent advertises neither session/load nor session/resume: its session could never be continued"
         }
@@ -507,8 +506,18 @@ fn lacks(lack: Lack) -> &'static str {
             "the agent does not advertise that a persona can replace its own instructions \
              (sessionCapabilities.systemPrompt.mode.override)"
         }
-        Lack::Model => "the agent offers no choice of models, and agentOptions.model names one",
-    }
+        Lack::Model(how) => {
+            let request = match how {
+                SessionOrigin::New => "session/new",
+                SessionOrigin::Loaded => "session/load",
+                SessionOrigin::Resumed => "session/resume",
+            };
+            return format!(
+                "the agent offers no choice of models in its answer to {request}, and agentOptions.model names one"
+            );
+        }
+    };
+    what.to_owned()
 }
 
 fn not_resumable(why: NotResumable) -> String {
@@ -689,6 +698,8 @@ mod tests {
     fn c29_completed_without_a_turn_is_an_error() {
         let settlement = settle(&End::Answered(ProtocolStop::EndTurn), &Circumstances::default());
         assert_eq!((settlement.stop_reason, settlement.diagnostic.is_some()), ("Error", true));
+        let settlement = settle(&End::WorkedOff, &Circumstances::default());
+        assert_eq!(settlement.reason, "Completed", "an activation may have had nothing to do");
     }
 
     #[rstest]

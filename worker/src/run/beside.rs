@@ -1,6 +1,9 @@
 //! Work beside the loop: with a disk, or with the gateway. Cancels, signals, the agent and the link are heard meanwhile.
 
-use super::attempt::{Attempt, Halt, Wake};
+use super::{
+    attempt::{Attempt, Halt, Wake},
+    retry::Trouble,
+};
 use crate::outcome::End;
 use std::{panic::resume_unwind, time::Duration};
 use tokio::{
@@ -18,18 +21,64 @@ impl<T> Drop for Job<T> {
     }
 }
 
+/// What is heard of work while it is done, with what it is called in the activity.
+pub(super) struct Signs {
+    /// What is in the way.
+    pub(super) trouble: (&'static str, watch::Receiver<Trouble>),
+    /// How far it has come: whenever that changes, it is a sign of life.
+    pub(super) moved: Option<(&'static str, watch::Receiver<u64>)>,
+}
+
+impl Signs {
+    /// Waits for the next one. Safe to cancel.
+    async fn next(&mut self) -> String {
+        let (what, trouble) = &mut self.trouble;
+        let moved = async {
+            if let Some((what, moved)) = &mut self.moved
+                && moved.changed().await.is_ok()
+            {
+                return *what;
+            }
+            // Its sender goes with the work.
+            std::future::pending().await
+        };
+        let stuck = async {
+            while trouble.changed().await.is_ok() {
+                let words = trouble.borrow_and_update().words.clone();
+                if !words.is_empty() {
+                    return (*what, words);
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            (what, words) = stuck => format!("{what}: {words}"),
+            // Every try moves something: what the last one met stays said until it works.
+            what = moved => match self.trouble() {
+                Some(words) => format!("{what} again; in the way was: {words}"),
+                None => what.to_owned(),
+            },
+        }
+    }
+
+    /// What was in the way last.
+    fn trouble(&self) -> Option<String> {
+        Some(self.trouble.1.borrow().words.clone()).filter(|words| !words.is_empty())
+    }
+}
+
 impl Attempt {
-    /// Does `work` and waits for it. Once the attempt is to stop, it may go on for `grace`. Whenever `moved` changes, that is a
-    /// sign of life.
+    /// Does `work` and waits for it. Once the attempt is to stop, it may go on for `grace`. What was in the way of it is a
+    /// circumstance of the end, however that comes, unless it works.
     ///
     /// # Errors
     /// [`Halt`]: stopped, refused, or the agent broke the protocol. Nobody waits for the work any more then.
-    pub(super) async fn beside<T: Send + 'static>(
+    pub(super) async fn beside<T: Send + 'static, E: Send + 'static>(
         &mut self,
-        work: impl Future<Output = T> + Send + 'static,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
         grace: Duration,
-        mut moved: watch::Receiver<u64>,
-    ) -> Result<T, Halt> {
+        mut signs: Signs,
+    ) -> Result<Result<T, E>, Halt> {
         let (stage, prompted) = (self.stage(), self.ledger.turns() > 0);
         let mut job = Job(tokio::spawn(work));
         let mut until = None;
@@ -42,12 +91,17 @@ impl Attempt {
             }
             tokio::select! {
                 biased;
-                done = &mut job.0 => return Ok(finished(done)),
-                Ok(()) = moved.changed() => self.note_activity("storing the session"),
+                done = &mut job.0 => {
+                    let done = finished(done);
+                    self.circumstances.trouble = signs.trouble().filter(|_| done.is_err());
+                    return Ok(done);
+                }
+                sign = signs.next() => self.note_activity(&sign),
                 wake = self.next(until) => match wake {
                     Wake::Agent(event) => self.take(event)?,
                     Wake::Deadline => {
                         if let Some(cause) = self.stop {
+                            self.circumstances.trouble = signs.trouble();
                             return Err(Halt::End(End::Stopped { cause, stage, prompted }));
                         }
                     }

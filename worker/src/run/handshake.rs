@@ -93,7 +93,7 @@ impl Attempt {
         }
         if let Some(model) = &wanted.model {
             match session.model_change(model) {
-                Change::NoneOffered => return Err(Halt::End(End::Lacks(Lack::Model))),
+                Change::NoneOffered => return Err(Halt::End(End::Lacks(Lack::Model(session.how)))),
                 Change::NotOffered(offered) => {
                     self.circumstances.offered = offered;
                     return Err(bad(Stage::SessionModel, BadReply::ModelNotOffered));
@@ -151,7 +151,8 @@ impl Attempt {
         self.is_continued = true;
         self.replayed = (how == SessionOrigin::Loaded).then_some(0);
         let reply = self.call(stage, request).await.map_err(|halt| match halt {
-            Halt::End(End::BadReply(stage, BadReply::Error(fault))) => {
+            // With an HTTP status the fault is that of a model's API: the agent did not come as far as a verdict on the session.
+            Halt::End(End::BadReply(stage, BadReply::Error(fault))) if fault.http_status.is_none() => {
                 not_resumable(NotResumable::Unknown(stage, fault))
             }
             other => other,

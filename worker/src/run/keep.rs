@@ -3,7 +3,7 @@
 
 use super::{
     attempt::{Attempt, Halt},
-    beside::on_a_thread,
+    beside::{Signs, on_a_thread},
     retry::{Trouble, again_and_again, in_vain},
 };
 use crate::{
@@ -34,8 +34,8 @@ impl State {
     }
 }
 
-/// A session that was not kept: why, and what was in the way.
-struct Failure(NotKept, Option<String>);
+/// What is said while it is not stored.
+const NOT_STORED: &str = "the session is not stored";
 
 impl Attempt {
     /// Keeps the session as the turn left it. Nothing for a run that has none to keep, and for a turn that did not complete
@@ -47,28 +47,28 @@ impl Attempt {
         let Some(state) = self.state.clone() else { return Ok(None) };
         self.enter(Stage::Checkpoint);
         let turn = self.ledger.turns();
-        let (told, moved) = watch::channel(0);
+        let (moving, moved) = watch::channel(0);
+        let (told, trouble) = watch::channel(Trouble::default());
         let keeper = Keeper {
             settings: self.settings.clone(),
             transcript: self.transcript.clone(),
             state,
             turn,
-            moved: Arc::new(told),
+            moved: Arc::new(moving),
+            told,
         };
+        let signs = Signs { trouble: (NOT_STORED, trouble), moved: Some(("storing the session", moved)) };
         // A cancel may wait for it as long as for an agent's answer: what the turn did is worth that.
         let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
-        match self.beside(keeper.keep(), grace, moved).await? {
+        match self.beside(keeper.keep(), grace, signs).await? {
             // R8: also what came right behind the response, or meanwhile.
             Ok(_) if self.has_strayed => Err(Halt::End(End::NotResumable(NotResumable::OtherSession))),
             Ok(checkpoint) => Ok(Some(checkpoint)),
-            Err(Failure(NotKept::Packed(PackFault::Nothing), _)) if !completed => {
+            Err(NotKept::Packed(PackFault::Nothing)) if !completed => {
                 self.say("the turn left no session to keep");
                 Ok(None)
             }
-            Err(Failure(why, trouble)) => {
-                self.circumstances.trouble = trouble;
-                Err(Halt::End(End::NotKept { turn, why }))
-            }
+            Err(why) => Err(Halt::End(End::NotKept { turn, why })),
         }
     }
 }
@@ -80,13 +80,15 @@ struct Keeper {
     state: State,
     turn: i64,
     moved: Arc<watch::Sender<u64>>,
+    /// What is in the way.
+    told: watch::Sender<Trouble>,
 }
 
 impl Keeper {
-    async fn keep(self) -> Result<Checkpoint, Failure> {
+    async fn keep(self) -> Result<Checkpoint, NotKept> {
         let (State { paths, limit }, spool) = (self.state.clone(), self.settings.home_dir.clone());
         let packed = on_a_thread(move || pack(&paths, &spool, limit)).await;
-        let packed = packed.map_err(|fault| Failure(NotKept::Packed(fault), None))?;
+        let packed = packed.map_err(NotKept::Packed)?;
         self.say(&packed);
         let Packed { file, sha256, size, .. } = packed;
         let size = i64::try_from(size).unwrap_or(i64::MAX);
@@ -98,31 +100,25 @@ impl Keeper {
             sha256,
             size,
         };
-        let (told, trouble) = watch::channel(Trouble::default());
-        let stored = self.store(&upload, &Arc::new(file), &told).await.map_err(|why| {
-            let words = trouble.borrow().words.clone();
-            Failure(NotKept::Stored { size, why }, Some(words).filter(|words| !words.is_empty()))
-        })?;
+        let stored = self.store(&upload, &Arc::new(file)).await.map_err(|why| NotKept::Stored { size, why })?;
         Ok(Checkpoint { key: stored.key, digest: upload.sha256, size, turn: self.turn })
     }
 
     /// Stores it, trying again for as long as a result would be.
-    async fn store(
-        &self,
-        upload: &CheckpointUpload,
-        file: &Arc<std::fs::File>,
-        told: &watch::Sender<Trouble>,
-    ) -> Result<StoredCheckpoint, NotStored> {
+    async fn store(&self, upload: &CheckpointUpload, file: &Arc<std::fs::File>) -> Result<StoredCheckpoint, NotStored> {
         let once = || link::store(&self.settings, upload, file, &self.moved);
-        let storing = again_and_again(&self.transcript, "the session is not stored", told, once);
-        timeout(FINAL_ACK_TIMEOUT, storing).await.unwrap_or_else(|_| Err(in_vain(&told.subscribe())))
+        let storing = again_and_again(&self.transcript, NOT_STORED, &self.told, once);
+        timeout(FINAL_ACK_TIMEOUT, storing).await.unwrap_or_else(|_| Err(in_vain(&self.told.subscribe())))
     }
 
     fn say(&self, packed: &Packed) {
-        let Packed { size, files, unpacked, others, is_settled, .. } = packed;
+        let Packed { size, files, unpacked, others, mounted, is_settled, .. } = packed;
         let mut line = format!("keeping the session: {files} files, {unpacked} bytes, compressed {size}");
         if *others > 0 {
             line.push_str(&format!("; left out: {others} sockets, pipes and devices"));
+        }
+        if *mounted > 0 {
+            line.push_str(&format!("; left out: {mounted} read-only mounts"));
         }
         if !is_settled {
             line.push_str("; some of them were being written to all the time");

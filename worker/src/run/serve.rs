@@ -27,7 +27,7 @@ impl Attempt {
     /// [`Halt`]: stopped, refused, or the agent failed.
     pub async fn serve(&mut self, session: &OpenSession) -> Result<End, Halt> {
         loop {
-            self.go_on(Stage::Idle, false)?;
+            self.go_on(Stage::Idle, self.ledger.turns() > 0)?;
             if let Some(exit) = self.gone {
                 return Err(Halt::End(End::CrashedIdle(exit)));
             }
@@ -53,6 +53,11 @@ impl Attempt {
         let end = self.turn(permit, session, &message.content).await?;
         self.wait_for_steers().await;
         self.turn = Turn::Answered;
+        if self.state.is_some() && self.inbox.is_interrupting() {
+            // R16: nothing runs any more, however long it takes until the session is kept.
+            self.inbox.turn_over(&timestamp());
+            self.tell_messages();
+        }
         let settlement = settle(&end, &self.circumstances);
         self.say(&format!("turn {}: {}", self.ledger.turns(), settlement.reason));
         let checkpoint = self.keep_session(is_completed(&end)).await?;
@@ -68,7 +73,7 @@ impl Attempt {
         self.enter(Stage::Idle);
         self.ledger.rest(Session { id: session.id.clone(), how: session.how }, now());
         while self.inbox.is_empty() && !self.inbox.is_done() && self.gone.is_none() {
-            self.go_on(Stage::Idle, false)?;
+            self.go_on(Stage::Idle, self.ledger.turns() > 0)?;
             match self.next(None).await {
                 Wake::Agent(event) => self.take(event)?,
                 Wake::News | Wake::Deadline => {}

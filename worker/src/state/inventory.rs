@@ -1,12 +1,15 @@
 //! What there is at the state paths.
 
-use super::{distinct, present};
+use super::{distinct, mounts::Mounts, present};
 use std::{
     fs::{self, Metadata},
     io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
 };
+
+/// Bytes that an archive has at least for each thing in it.
+const HEADER_BYTES: u64 = 512;
 
 /// What something is. Sockets, pipes and devices are no session's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +40,28 @@ pub(super) struct Inventory {
     pub(super) items: Vec<Item>,
     /// How many things are of another kind.
     pub(super) others: usize,
+    /// How many read-only mounts there are.
+    pub(super) mounted: usize,
 }
 
 impl Inventory {
     /// Looks at everything at these paths. A path that is not there holds nothing. A path may itself be a link to its
-    /// folder, as the provider named it; below, no link is followed.
-    pub(super) fn take(paths: &[PathBuf]) -> io::Result<Self> {
+    /// folder, as the provider named it; below, no link is followed, and no read-only mount is entered.
+    ///
+    /// # Errors
+    /// `FileTooLarge`: in an archive its names alone are more than `limit` bytes.
+    pub(super) fn take(paths: &[PathBuf], limit: u64) -> io::Result<Self> {
         let mut inventory = Self::default();
-        for root in distinct(paths) {
+        let roots = distinct(paths);
+        let mounts = Mounts::at(&roots);
+        for root in roots {
             let Some(found) = present(fs::metadata(&root))? else { continue };
             let mut open = vec![(root, found)];
             while let Some((path, found)) = open.pop() {
+                if mounts.cover(&path) {
+                    inventory.mounted += 1;
+                    continue;
+                }
                 if found.is_dir() {
                     for entry in present(fs::read_dir(&path))?.into_iter().flatten() {
                         let Some(entry) = present(entry)? else { continue };
@@ -56,6 +70,9 @@ impl Inventory {
                     }
                 }
                 match Item::of(path, &found) {
+                    Some(_) if inventory.items.len() as u64 >= limit / HEADER_BYTES => {
+                        return Err(io::ErrorKind::FileTooLarge.into());
+                    }
                     Some(item) => inventory.items.push(item),
                     None => inventory.others += 1,
                 }
@@ -63,11 +80,6 @@ impl Inventory {
         }
         inventory.items.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(inventory)
-    }
-
-    /// How many files there are.
-    pub(super) fn files(&self) -> usize {
-        self.items.iter().filter(|item| item.kind == Kind::File).count()
     }
 }
 

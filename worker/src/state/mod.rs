@@ -1,13 +1,14 @@
 //! The agent's session files: packed into a checkpoint after a turn (contract c41), and put back before the agent of a later
 //! activation starts (c40).
 //!
-//! A checkpoint is a zstd-compressed tar archive of everything below the state paths, under absolute names without their
-//! leading slash. Both ways need a fixed amount of memory, and both count the uncompressed archive against
-//! `sessionState.maxBytes`: what could be packed can be put back.
+//! A checkpoint is a zstd-compressed tar archive of everything below the state paths but what is mounted there read-only, under
+//! absolute names without their leading slash. Contents pass in pieces either way, so memory grows with the number of things alone, and both ways
+//! count the uncompressed archive against `sessionState.maxBytes`: what could be packed can be put back.
 //!
 //! Everything here blocks; callers put it on a thread of its own.
 
 mod inventory;
+mod mounts;
 mod pack;
 mod restore;
 
@@ -56,8 +57,10 @@ impl Display for PackFault {
 pub enum RestoreFault {
     /// It is no archive, or holds what a checkpoint never holds. Nothing was touched.
     Damaged,
-    /// It holds something outside of the state paths, or below a link. Nothing outside was touched.
+    /// It holds names that lead out of the state paths, or through a link. Nothing outside was touched.
     Outside,
+    /// It holds something at no state path: these were others when it was made. Nothing was touched.
+    Elsewhere,
     /// Uncompressed it has more than this many bytes.
     TooLarge(u64),
     /// The files cannot be written; the system's error number.
@@ -68,7 +71,10 @@ impl Display for RestoreFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged => write!(f, "it is damaged"),
-            Self::Outside => write!(f, "it holds files outside of sessionState.paths"),
+            Self::Outside => write!(f, "it holds names that lead outside of sessionState.paths"),
+            Self::Elsewhere => {
+                write!(f, "it holds files outside of sessionState.paths, as its provider has these now")
+            }
             Self::TooLarge(limit) => write!(f, "it holds more than maxBytes, {limit} bytes"),
             Self::Unwritable(number) => {
                 write!(

@@ -40,6 +40,8 @@ pub struct Packed {
     pub unpacked: u64,
     /// How many sockets, pipes and devices were left out.
     pub others: usize,
+    /// How many read-only mounts were left out.
+    pub mounted: usize,
     /// Nothing changed while it was packed.
     pub is_settled: bool,
 }
@@ -50,11 +52,16 @@ pub struct Packed {
 /// # Errors
 /// [`PackFault`].
 pub fn pack(paths: &[PathBuf], spool: &Path, limit: u64) -> Result<Packed, PackFault> {
-    let look = || Inventory::take(paths).map_err(|error| PackFault::Unreadable(error.raw_os_error()));
+    let look = || {
+        Inventory::take(paths, limit).map_err(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => PackFault::TooLarge(limit),
+            _ => PackFault::Unreadable(error.raw_os_error()),
+        })
+    };
     let mut before = look()?;
     let mut tries = 1;
     loop {
-        let written = if before.files() > 0 { write(&before, spool, limit) } else { Err(PackFault::Nothing) };
+        let written = write(&before, spool, limit);
         let after = look()?;
         let is_settled = after == before;
         if is_settled || tries == TRIES {
@@ -66,7 +73,7 @@ pub fn pack(paths: &[PathBuf], spool: &Path, limit: u64) -> Result<Packed, PackF
     }
 }
 
-fn write(inventory: &Inventory, spool: &Path, limit: u64) -> Result<Packed, PackFault> {
+pub(super) fn write(inventory: &Inventory, spool: &Path, limit: u64) -> Result<Packed, PackFault> {
     let no_room = |error: io::Error| match error.kind() {
         io::ErrorKind::FileTooLarge => PackFault::TooLarge(limit),
         _ => PackFault::NoRoom(error.raw_os_error()),
@@ -75,17 +82,26 @@ fn write(inventory: &Inventory, spool: &Path, limit: u64) -> Result<Packed, Pack
     let digesting = Digesting { inner: BufWriter::new(file), digest: Sha256::new(), size: 0 };
     let encoder = zstd::Encoder::new(digesting, LEVEL).map_err(no_room)?;
     let mut archive = Builder::new(Limited { inner: encoder, left: limit });
+    let mut files = 0;
     for item in &inventory.items {
         let mut read = Ok(());
         add(&mut archive, item, &mut read).map_err(no_room)?;
-        read.map_err(|error| PackFault::Unreadable(error.raw_os_error()))?;
+        match read {
+            Ok(()) => files += usize::from(item.kind == Kind::File),
+            // As if it had been looked for a little later: agents have files that come and go all the time.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(PackFault::Unreadable(error.raw_os_error())),
+        }
+    }
+    if files == 0 {
+        return Err(PackFault::Nothing);
     }
     let limited = archive.into_inner().map_err(no_room)?;
     let unpacked = limit - limited.left;
     let Digesting { inner, digest, size } = limited.inner.finish().map_err(no_room)?;
     let file = inner.into_inner().map_err(|error| no_room(error.into_error()))?;
-    let (files, others) = (inventory.files(), inventory.others);
-    Ok(Packed { file, sha256: hex(&digest.finalize()), size, files, unpacked, others, is_settled: false })
+    let Inventory { others, mounted, .. } = *inventory;
+    Ok(Packed { file, sha256: hex(&digest.finalize()), size, files, unpacked, others, mounted, is_settled: false })
 }
 
 /// Adds one thing. What goes wrong with reading it is left in `read`, what goes wrong with the archive is the result.

@@ -4,8 +4,10 @@
 //! trusted. It is read twice. The first time every entry is judged by its name and kind, and nothing is written; the second
 //! time each is made anew, below real folders only. The agent does not run yet, so nobody changes them meanwhile.
 
-use super::{RestoreFault, distinct};
+use super::{RestoreFault, distinct, mounts::Mounts};
+use nix::libc;
 use std::{
+    cell::Cell,
     collections::HashSet,
     fs::{self, File, FileTimes, OpenOptions, Permissions},
     io::{self, BufReader, Read, Seek, SeekFrom, Write},
@@ -15,6 +17,9 @@ use std::{
 };
 use tar::{Archive, Entry, EntryType};
 
+/// Bytes of an archive that are read for the next name and kind: both may be as long as paths are, and with more of them the
+/// reader would hold as much as the archive has.
+const MAX_HEADER_BYTES: u64 = 64 * 1024;
 /// Largest window of the decompressor as a power of two, 16 MiB: level 3 needs 2 MiB, and an archive cannot ask for more.
 const WINDOW_LOG: u32 = 24;
 
@@ -25,7 +30,7 @@ pub struct Restored {
     pub files: usize,
     /// Bytes of the archive before compression.
     pub unpacked: u64,
-    /// Files that were left as they are because something is mounted there.
+    /// Files and links that were left as they are because something is mounted there.
     pub mounted: usize,
 }
 
@@ -38,7 +43,8 @@ enum Made {
 }
 
 /// Makes what is at `paths` what the archive holds: what else is there goes first, since old and new files together can be
-/// a state that never was. Permissions and times are kept, links stay links. The archive has at most `limit` bytes before
+/// a state that never was. Read-only mounts below are the pod's, whatever the archive holds in their places: they stay. Permissions
+/// and times are kept, links stay links. The archive has at most `limit` bytes before
 /// compression.
 ///
 /// # Errors
@@ -57,13 +63,21 @@ pub fn restore(archive: &mut File, paths: &[PathBuf], limit: u64) -> Result<Rest
         }
         Ok(())
     })?;
+    let mounts = Mounts::at(&roots);
     for root in &roots {
-        clear(root).map_err(unwritable)?;
+        clear(root, &mounts).map_err(unwritable)?;
     }
     let mut folders = Vec::new();
     each(archive, limit, |entry| {
         let (path, made) = judge(entry, &roots)?;
-        let Some(root) = roots.iter().find(|root| path.starts_with(root)) else { return Err(RestoreFault::Outside) };
+        let Some(root) = roots.iter().find(|root| path.starts_with(root)) else { return Err(RestoreFault::Elsewhere) };
+        if mounts.cover(root) {
+            return Err(RestoreFault::Unwritable(Some(libc::EROFS)));
+        }
+        if mounts.cover(&path) {
+            restored.mounted += usize::from(made != Made::Folder);
+            return Ok(());
+        }
         make_folders(root, &path)?;
         let (mode, time) = (entry.header().mode().unwrap_or(0o600) & 0o777, time(entry));
         match made {
@@ -76,11 +90,10 @@ pub fn restore(archive: &mut File, paths: &[PathBuf], limit: u64) -> Result<Rest
                 true => restored.files += 1,
                 false => restored.mounted += 1,
             },
-            Made::Link(target) => {
-                if vacate(&path)? {
-                    symlink(target, &path).map_err(unwritable)?;
-                }
-            }
+            Made::Link(target) => match vacate(&path)? {
+                true => symlink(target, &path).map_err(unwritable)?,
+                false => restored.mounted += 1,
+            },
         }
         Ok(())
     })?;
@@ -106,12 +119,15 @@ fn each(
     archive.seek(SeekFrom::Start(0)).map_err(unwritable)?;
     let mut decoder = zstd::Decoder::with_buffer(BufReader::new(&*archive)).map_err(damaged)?;
     decoder.window_log_max(WINDOW_LOG).map_err(damaged)?;
-    let mut archive = Archive::new(Limited { inner: Box::new(decoder), left: limit });
+    let header = Cell::new(MAX_HEADER_BYTES);
+    let mut archive = Archive::new(Limited { inner: Box::new(decoder), left: limit, header: &header });
     for entry in archive.entries().map_err(damaged)? {
         let mut entry = entry.map_err(damaged)?;
+        header.set(u64::MAX);
         take(&mut entry)?;
         // Read to its end in any case, so that it counts.
         io::copy(&mut entry, &mut io::sink()).map_err(damaged)?;
+        header.set(MAX_HEADER_BYTES);
     }
     Ok(limit - archive.into_inner().left)
 }
@@ -128,7 +144,7 @@ fn judge(entry: &Entry<'_, impl Read>, roots: &[PathBuf]) -> Result<(PathBuf, Ma
         }
     }
     if !roots.iter().any(|root| path.starts_with(root)) {
-        return Err(RestoreFault::Outside);
+        return Err(RestoreFault::Elsewhere);
     }
     let made = match entry.header().entry_type() {
         EntryType::Directory => Made::Folder,
@@ -181,11 +197,7 @@ fn write(entry: &mut impl Read, path: &Path, mode: u32, time: SystemTime) -> Res
     if !vacate(path)? {
         return Ok(false);
     }
-    let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Ok(file) => file,
-        Err(error) if is_mounted(&error) => return Ok(false),
-        Err(error) => return Err(unwritable(error)),
-    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(unwritable)?;
     let mut buffer = [0; 64 * 1024];
     loop {
         // What cannot be read is the archive's fault, what cannot be written the disk's.
@@ -200,18 +212,23 @@ fn write(entry: &mut impl Read, path: &Path, mode: u32, time: SystemTime) -> Res
     Ok(true)
 }
 
-/// Takes away what is at a place, unless it is a folder. False when it is mounted there.
+/// Takes away what is at a place, unless it is a folder. False when it is mounted there, or the image's on a file system that is
+/// read-only. Where nothing is on such a one, nothing can be put back.
 fn vacate(path: &Path) -> Result<bool, RestoreFault> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) if is_mounted(&error) => Ok(false),
+        Err(error) if is_mounted(&error) && fs::symlink_metadata(path).is_ok() => Ok(false),
         Err(error) => Err(unwritable(error)),
     }
 }
 
-/// Takes away what is at a state path, but not the folder itself: it may be a volume. What is mounted below stays.
-fn clear(root: &Path) -> io::Result<()> {
+/// Takes away what is at a state path, but not the folder itself: it may be a volume. What is mounted below stays, emptied where
+/// it can be written to.
+fn clear(root: &Path, mounts: &Mounts) -> io::Result<()> {
+    if mounts.cover(root) {
+        return Ok(());
+    }
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -220,13 +237,17 @@ fn clear(root: &Path) -> io::Result<()> {
     };
     for entry in entries {
         let entry = entry?;
+        if mounts.lie_below(&entry.path()) {
+            clear(&entry.path(), mounts)?;
+            continue;
+        }
         if !entry.file_type()?.is_dir() {
             tolerate(fs::remove_file(entry.path()))?;
             continue;
         }
         match fs::remove_dir_all(entry.path()) {
             Ok(()) => {}
-            Err(error) if is_mounted(&error) => clear(&entry.path())?,
+            Err(error) if is_mounted(&error) => clear(&entry.path(), mounts)?,
             // A folder that forbids to write into it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 open_up(&entry.path())?;
@@ -273,6 +294,8 @@ fn unwritable(error: io::Error) -> RestoreFault {
 struct Limited<'a> {
     inner: Box<dyn Read + 'a>,
     left: u64,
+    /// The same for what is read at present.
+    header: &'a Cell<u64>,
 }
 
 impl Read for Limited<'_> {
@@ -287,6 +310,8 @@ impl Read for Limited<'_> {
         }
         let got = self.inner.read(&mut into[..room])?;
         self.left -= got as u64;
+        let header = self.header.get().checked_sub(got as u64).ok_or(io::ErrorKind::InvalidData)?;
+        self.header.set(header);
         Ok(got)
     }
 }

@@ -1,4 +1,4 @@
-use super::{PackFault, RestoreFault, distinct, pack, restore};
+use super::{PackFault, RestoreFault, distinct, inventory::Inventory, pack, restore};
 use proptest::prelude::*;
 use rstest::rstest;
 use std::{
@@ -7,6 +7,7 @@ use std::{
     io::Write,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
+    process::Command,
 };
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
@@ -214,8 +215,8 @@ fn pod() -> (TempDir, PathBuf) {
 #[rstest]
 #[case::dots("{state}/../outside/victim", b'0', "", RestoreFault::Outside)]
 #[case::absolute("/{state}/x", b'0', "", RestoreFault::Outside)]
-#[case::elsewhere("etc/passwd", b'0', "", RestoreFault::Outside)]
-#[case::a_neighbour("{state}-2/x", b'0', "", RestoreFault::Outside)]
+#[case::elsewhere("etc/passwd", b'0', "", RestoreFault::Elsewhere)]
+#[case::a_neighbour("{state}-2/x", b'0', "", RestoreFault::Elsewhere)]
 #[case::hard_link("{state}/x", b'1', "{state}/old", RestoreFault::Damaged)]
 #[case::device("{state}/x", b'3', "", RestoreFault::Damaged)]
 #[case::pipe("{state}/x", b'6', "", RestoreFault::Damaged)]
@@ -259,6 +260,192 @@ fn a_folder_that_is_a_link_by_now_is_not_written_through() {
     let before = tree(pod.path());
     assert_eq!(restore(&mut archive(&[link, through]), &[state], LIMIT).unwrap_err(), RestoreFault::Outside);
     assert_eq!(tree(pod.path()), before);
+}
+
+/// Names are read into memory before anybody can judge them.
+#[rstest]
+#[case::long_name(EntryType::GNULongName)]
+#[case::attributes(EntryType::XHeader)]
+fn a_name_longer_than_any_is_damaged(#[case] kind: EntryType) {
+    let (pod, state) = pod();
+    let name = format!("{}/{}", state.to_str().unwrap().trim_start_matches('/'), "a".repeat(100_000));
+    let mut builder = Builder::new(zstd::Encoder::new(tempfile::tempfile().unwrap(), 0).unwrap());
+    for (kind, content) in [(kind, name.as_bytes()), (EntryType::Regular, &b"evil"[..])] {
+        let mut header = Header::new_gnu();
+        header.set_path("x").unwrap();
+        header.set_entry_type(kind);
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        builder.append(&header, content).unwrap();
+    }
+    let mut archive = builder.into_inner().unwrap().finish().unwrap();
+    let before = tree(pod.path());
+    assert_eq!(restore(&mut archive, &[state], LIMIT).unwrap_err(), RestoreFault::Damaged);
+    assert_eq!(tree(pod.path()), before);
+}
+
+/// Names alone count, and they are counted before anything is packed.
+#[test]
+fn r10_the_bound_holds_for_names_too() {
+    let pod = tempfile::tempdir().unwrap();
+    for number in 0..9 {
+        fs::create_dir(pod.path().join(number.to_string())).unwrap();
+    }
+    let take = |limit| Inventory::take(&[pod.path().to_path_buf()], limit).map(|found| found.items.len());
+    assert_eq!(take(10 * 512).unwrap(), 10);
+    assert_eq!(take(10 * 512 - 1).unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
+}
+
+/// Agents have files that come and go: one that went between being found and being read is not there.
+#[test]
+fn a_file_that_vanishes_while_it_is_packed_is_left_out() {
+    let (spool, pod) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let state = pod.path().join("state");
+    file(&state.join("file"), b"x", 0o600);
+    file(&state.join("journal"), b"y", 0o600);
+    symlink("file", state.join("link")).unwrap();
+    let found = Inventory::take(std::slice::from_ref(&state), LIMIT).unwrap();
+    fs::remove_file(state.join("journal")).unwrap();
+    fs::remove_file(state.join("link")).unwrap();
+    let packed = super::pack::write(&found, spool.path(), LIMIT).unwrap();
+    assert_eq!(packed.files, 1);
+    fs::remove_file(state.join("file")).unwrap();
+    let gone = super::pack::write(&found, spool.path(), LIMIT).unwrap_err();
+    assert_eq!(gone, PackFault::Nothing);
+    restore(&mut reread(packed.file), std::slice::from_ref(&state), LIMIT).unwrap();
+    assert_eq!(tree(&state).into_keys().collect::<Vec<_>>(), [Path::new("file")]);
+}
+
+/// Runs a test of this module once more where it may mount what only it sees. True there.
+fn in_mounts_of_its_own(test: &str) -> bool {
+    const THERE: &str = "IN_MOUNTS_OF_ITS_OWN";
+    if std::env::var_os(THERE).is_some() {
+        return true;
+    }
+    let mut command = Command::new("unshare");
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.arg("--mount").arg(std::env::current_exe().unwrap()).args(["--exact", &format!("state::tests::{test}")]);
+    // It goes from out here, where nothing is mounted in it.
+    let place = tempfile::tempdir().unwrap();
+    let done = command.env(THERE, "1").env("TMPDIR", place.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    false
+}
+
+fn mount(arguments: &[&str], at: &Path) {
+    assert!(Command::new("mount").args(arguments).arg(at).status().unwrap().success(), "{arguments:?}");
+}
+
+/// As the kubelet mounts a `Secret`: a folder that is named after the time, links to it, and all of it read-only.
+fn mount_secret(at: &Path, time: &str) {
+    fs::create_dir_all(at).unwrap();
+    mount(&["-t", "tmpfs", "tmpfs"], at);
+    file(&at.join(format!("..{time}/token")), time.as_bytes(), 0o644);
+    symlink(format!("..{time}"), at.join("..data")).unwrap();
+    symlink("..data/token", at.join("token")).unwrap();
+    mount(&["-o", "remount,ro,bind"], at);
+}
+
+/// As the kubelet mounts one file of a volume.
+fn mount_file(at: &Path, content: &[u8], is_read_only: bool) {
+    let source = at.with_extension("source");
+    file(&source, content, 0o644);
+    file(at, b"", 0o644);
+    mount(&["--bind", source.to_str().unwrap()], at);
+    if is_read_only {
+        mount(&["-o", "remount,ro,bind"], at);
+    }
+    fs::remove_file(source).unwrap();
+}
+
+/// A pod mounts a `Secret` below a state path and a file of another; the next one mounts them with other times and contents.
+#[test]
+fn c40_what_a_pod_mounts_read_only_below_a_state_path_is_not_the_sessions() {
+    if !in_mounts_of_its_own("c40_what_a_pod_mounts_read_only_below_a_state_path_is_not_the_sessions") {
+        return;
+    }
+    let (spool, first) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let next = |place: &TempDir| {
+        let link = spool.path().join("home");
+        let _ = fs::remove_file(&link);
+        fs::create_dir(place.path().join("state")).unwrap();
+        symlink(place.path(), &link).unwrap();
+        link.join("state")
+    };
+    // Where a pod is, as it is seen from inside.
+    let state = next(&first);
+    file(&state.join("db"), b"pages", 0o600);
+    file(&state.join("plain/token"), b"the agent's own", 0o600);
+    // Before there was a mount: also what an older archive holds in its place does no harm.
+    file(&state.join("deep/creds/..one/token"), b"older", 0o600);
+    symlink("..one", state.join("deep/creds/..data")).unwrap();
+    file(&state.join("auth.json"), b"older", 0o600);
+    let mut older = packed(std::slice::from_ref(&state), &spool);
+    fs::remove_dir_all(state.join("deep")).unwrap();
+    mount_secret(&state.join("deep/creds"), "one");
+    mount_file(&state.join("auth.json"), b"secret", true);
+    mount_file(&state.join("settings"), b"written by the agent", false);
+
+    let kept = pack(std::slice::from_ref(&state), spool.path(), LIMIT).unwrap();
+    assert_eq!((kept.files, kept.mounted, kept.others), (3, 2, 0));
+    let mut archive = reread(kept.file);
+    let names: Vec<_> = tar::Archive::new(zstd::Decoder::new(&archive).unwrap())
+        .entries()
+        .unwrap()
+        .map(|entry| entry.unwrap().path().unwrap().to_str().unwrap().rsplit_once("/state").unwrap().1.to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        ["/", "/db", "/deep", "/plain", "/plain/token", "/settings"].map(|name| name.trim_end_matches('/'))
+    );
+
+    let second = tempfile::tempdir().unwrap();
+    let state = next(&second);
+    mount_secret(&state.join("deep/creds"), "two");
+    mount_file(&state.join("auth.json"), b"newer secret", true);
+    mount_file(&state.join("settings"), b"of this pod", false);
+    for (archive, files, mounted) in [(&mut archive, 2, 1), (&mut older, 2, 3)] {
+        file(&state.join("left-over"), b"x", 0o600);
+        let restored = restore(archive, std::slice::from_ref(&state), LIMIT).unwrap();
+        assert_eq!((restored.files, restored.mounted), (files, mounted));
+        assert_eq!(fs::read(state.join("db")).unwrap(), b"pages");
+        assert_eq!(fs::read(state.join("auth.json")).unwrap(), b"newer secret");
+        assert_eq!(fs::read(state.join("deep/creds/token")).unwrap(), b"two");
+        assert!(!state.join("left-over").exists());
+    }
+}
+
+/// The pod lost its volume and is read-only: nothing is put back, and nobody may take that for a session that is gone.
+#[test]
+fn c40_a_state_path_that_is_read_only_is_the_pods_fault() {
+    if !in_mounts_of_its_own("c40_a_state_path_that_is_read_only_is_the_pods_fault") {
+        return;
+    }
+    let (spool, pod) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (volume, state) = (pod.path().join("home"), pod.path().join("home/state"));
+    file(&state.join("session"), b"x", 0o600);
+    let mut archive = packed(std::slice::from_ref(&state), &spool);
+    // Of the image, or of nobody.
+    for inside in ["state/settings", "state", ""] {
+        mount(&["-t", "tmpfs", "tmpfs"], &volume);
+        fs::create_dir_all(volume.join(inside)).unwrap();
+        mount(&["-o", "remount,ro,bind"], &volume);
+        let restored = restore(&mut archive, std::slice::from_ref(&state), LIMIT);
+        assert_eq!(restored, Err(RestoreFault::Unwritable(Some(30))), "{inside}");
+    }
+    // The volume itself is mounted read-only, with whatever in it.
+    fs::create_dir(pod.path().join("volume")).unwrap();
+    let state = pod.path().join("volume");
+    file(&state.join("session"), b"x", 0o600);
+    let mut archive = packed(std::slice::from_ref(&state), &spool);
+    mount(&["-t", "tmpfs", "tmpfs"], &state);
+    file(&state.join("session"), b"old", 0o600);
+    mount(&["-o", "remount,ro,bind"], &state);
+    let restored = restore(&mut archive, std::slice::from_ref(&state), LIMIT);
+    assert_eq!(restored, Err(RestoreFault::Unwritable(Some(30))));
 }
 
 fn raw() -> impl Strategy<Value = Raw> {

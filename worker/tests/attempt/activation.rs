@@ -210,6 +210,24 @@ async fn an_agent_that_ends_while_nothing_runs_ends_the_activation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn c30_a_cancel_between_two_turns_says_that_there_were_prompts() {
+    for (prompt, fact) in
+        [(None, "in stage Idle; no prompt was sent"), (Some("one"), "in stage Idle; after the prompt")]
+    {
+        let attempt = start(activation()).await;
+        if let Some(prompt) = prompt {
+            attempt.gateway.say(queue(1, prompt));
+        }
+        let turns = i64::from(prompt.is_some());
+        attempt.gateway.report("it rests", |report| report.snapshot.idle && report.snapshot.turn_count == turns).await;
+        attempt.gateway.cancel();
+        let ended = attempt.finish().await;
+        assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
+        assert!(ended.diagnostic().contains(fact), "{}", ended.diagnostic());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn c27_a_cancel_ends_the_activation_whatever_waits() {
     let attempt = start(activation()).await;
     attempt.gateway.say(queue(1, "!hang"));

@@ -94,8 +94,10 @@ async fn c41_no_turn_counts_as_done_and_no_other_begins_before_its_session_is_st
     attempt.gateway.say(message(3, Delivery::Steer, "left"));
     let report = told(&attempt, "m3:Rejected/NotDelivered").await;
     assert_eq!((turns(&report), attempt.collector.of_kind("prompt").len()), (vec![("m1", "", "")], 1));
-    // An interruption finds a turn that is being kept: it parks, and is carried out with that turn's end.
+    // R16: an interruption finds a turn that is being kept. It parks, and is answered without waiting for that.
     attempt.gateway.say(message(4, Delivery::Interrupt, ""));
+    let report = told(&attempt, "m4:Applied").await;
+    assert_eq!(turns(&report), [("m1", "", "")]);
     attempt.gateway.cancel();
     let ended = attempt.finish().await;
     assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
@@ -131,6 +133,29 @@ async fn c41_a_cancel_leaves_a_session_that_is_being_stored_the_grace() {
     assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
     assert_eq!(turns(&ended.report), [("m1", "Completed", "echo: one")], "c27: it was answered before the cancel");
     assert_eq!(ended.report.snapshot.checkpoint.as_ref().map(|kept| kept.turn), Some(1));
+}
+
+/// c30, N4: what keeps a session from being stored is told while it does, and in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn c30_what_is_in_the_way_of_a_checkpoint_is_told_meanwhile_and_in_the_end() {
+    let state = folder();
+    let attempt = start(keeping(state.path()).graces(1, 1, 1)).await;
+    attempt.gateway.checkpointing(&[Checkpointing::Answer(503), Checkpointing::Silence]);
+    attempt.gateway.say(queue(1, "one"));
+    attempt.gateway.checkpoint_tries(2).await;
+    // Any report tells: this one is asked for.
+    attempt.gateway.say(message(2, Delivery::Steer, "left"));
+    let report = told(&attempt, "m2:Rejected/NotDelivered").await;
+    let activity = report.snapshot.activity.unwrap().summary;
+    assert!(activity.contains("503"), "{activity}");
+    attempt.gateway.cancel();
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
+    assert!(
+        ended.diagnostic().contains("in the way was: ") && ended.diagnostic().contains("503"),
+        "{}",
+        ended.diagnostic()
+    );
 }
 
 #[rstest]

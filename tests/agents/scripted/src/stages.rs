@@ -85,7 +85,7 @@ pub enum Fault {
     Kill(Signal),
     /// `hang`: never answers.
     Hang,
-    /// `error[:CODE[:TEXT]]`: answers with a JSON-RPC error.
+    /// `error[:CODE[:TEXT]]`: answers with a JSON-RPC error; `http-error:STATUS` with one of a model's API.
     Error(RpcError),
     /// `auth-required`: answers with error -32000 until `authenticate` succeeded.
     AuthRequired,
@@ -135,6 +135,10 @@ impl Fault {
                     code => code.parse().map_err(|_| format!("`{code}` is no error code"))?,
                 };
                 Ok(Fault::Error(RpcError::new(code, message)))
+            }
+            "http-error" => {
+                let status = u16::try_from(number()?).map_err(|error| error.to_string())?;
+                Ok(Fault::Error(RpcError::of_http(status)))
             }
             "auth-required" => plain(Fault::AuthRequired),
             "version" => Ok(Fault::Version(number()?)),
@@ -310,6 +314,7 @@ mod tests {
         &[Fault::UpdatesBefore, Fault::Delay(Duration::from_millis(20)), Fault::Error(RpcError::new(-32000, "log in"))]
     )]
     #[case("INITIALIZE", "error", Stage::Initialize, &[Fault::Error(RpcError::new(-32603, "scripted failure"))])]
+    #[case("RESUME", "http-error:503", Stage::Resume, &[Fault::Error(RpcError::of_http(503))])]
     #[case("START", "crash", Stage::Start, &[Fault::Kill(Signal::SIGABRT)])]
     #[case("INITIALIZE", "version:2", Stage::Initialize, &[Fault::Version(2)])]
     #[case("CANCEL", "answer:end_turn", Stage::Cancel, &[Fault::Answer("end_turn".into())])]

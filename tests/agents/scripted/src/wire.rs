@@ -30,12 +30,19 @@ pub struct RpcError {
     pub code: i64,
     /// The sentence that people read.
     pub message: String,
+    /// The HTTP status of a model's API behind it, which adapters put into `data.status`.
+    pub http_status: Option<u16>,
 }
 
 impl RpcError {
     /// An error with this code and text.
     pub fn new(code: i64, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), http_status: None }
+    }
+
+    /// An error of a model's API.
+    pub fn of_http(status: u16) -> Self {
+        Self { http_status: Some(status), ..Self::new(INTERNAL_ERROR, "the model's API answered with an error") }
     }
 }
 
@@ -149,8 +156,12 @@ impl Wire {
     pub fn respond(&self, id: &Value, outcome: &Outcome) {
         let answer = match outcome {
             Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-            Err(error) => {
-                json!({"jsonrpc": "2.0", "id": id, "error": {"code": error.code, "message": error.message}})
+            Err(RpcError { code, message, http_status }) => {
+                let mut error = json!({"code": code, "message": message});
+                if let Some(status) = http_status {
+                    error["data"] = json!({"status": status});
+                }
+                json!({"jsonrpc": "2.0", "id": id, "error": error})
             }
         };
         self.line(&answer.to_string());

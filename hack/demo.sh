@@ -194,6 +194,70 @@ check "attempts" "$(field .status.attempt)" 1
 check "permission requests allowed, one command" "$(field .status.permissions.allowed)" 1
 asked=$(kubectl get --raw "$llm/__requests?contains=$nonce" | { grep -o '"state":"done"' || true; } | wc -l)
 check "the prompt went to the fake LLM, answered calls" "$( ((asked >= 3)) && echo 'at least 3' || echo "$asked")" 'at least 3'
+
+word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+child=keeper-${word:0:8}
+step "A continuable child: the same agent is told another nonce; when it has settled, its pod is taken away"
+manifest=$(cat <<YAML
+apiVersion: subagents.dev/v1alpha1
+kind: Subagent
+metadata:
+  name: $child
+spec:
+  providerRef: {name: opencode}
+  description: remember a nonce
+  messages:
+  - id: m1
+    text: "Remember this nonce: $word"
+YAML
+)
+printf '\n%s\n\n' "$manifest"
+kubectl -n "$namespace" apply -f - <<<"$manifest"
+# settle CHILD: until all that was said to it is done.
+settle() { show kubectl -n "$namespace" wait --for=condition=Settled "subagent/$1" --timeout="$patience"; }
+of_child() { kubectl -n "$namespace" get subagent "$1" -o "jsonpath={$2}"; }
+settle "$child"
+epoch_run() { kubectl -n "$namespace" get subagentruns -l "subagents.dev/subagent=$child" --sort-by=.metadata.creationTimestamp -o name | tail -1 | cut -d/ -f2; }
+first_run=$(epoch_run)
+show kubectl -n "$namespace" delete pods -l "subagents.dev/run=$first_run" --timeout="$patience"
+
+step "A follow-up by kubectl patch: a new pod, which knows what was said"
+show kubectl -n "$namespace" patch subagent "$child" --type=json \
+  -p '[{"op":"add","path":"/spec/messages/-","value":{"id":"m2","text":"Which nonce did I tell you?"}}]'
+settle "$child"
+second_run=$(epoch_run)
+
+step "A message that steers a running turn (the scripted agent waits for it; opencode takes none)"
+busy=busy-${word:0:8}
+kubectl -n "$namespace" apply -f - <<YAML
+apiVersion: subagents.dev/v1alpha1
+kind: Subagent
+metadata:
+  name: $busy
+spec:
+  providerRef: {name: scripted}
+  description: wait for a hint
+  messages:
+  - id: m1
+    text: "!await-steer"
+YAML
+deadline=$((SECONDS + ${patience%s}))
+until [[ $(of_child "$busy" .status.activation.state) == Running ]]; do
+  ((SECONDS < deadline)) || die "the turn did not begin within $patience"
+  sleep 0.3
+done
+show kubectl -n "$namespace" patch subagent "$busy" --type=json \
+  -p '[{"op":"add","path":"/spec/messages/-","value":{"id":"hint","delivery":"Steer","text":"look at the second file"}}]'
+settle "$busy"
+show kubectl -n "$namespace" get subagents,subagentruns -o wide
+
+step "Checks of the children"
+check "answer to the follow-up, the nonce of the first message" "$(of_child "$child" .status.lastResult.preview)" "$word"
+check "activations of $child" "$(of_child "$child" .status.epochs)" 2
+check "pods of its two activations are two" "$([[ $first_run != "$second_run" ]] && echo two)" two
+check "session of the second was" "$(kubectl -n "$namespace" get subagentrun "$second_run" -o 'jsonpath={.status.report.session.how}')" Resumed
+check "what became of the hint" "$(of_child "$busy" '.status.messages[?(@.id=="hint")].outcome')" Steered
+check "what the steered turn said" "$(of_child "$busy" .status.lastResult.preview)" "steered: look at the second file"
 ((failed == 0)) || die "$failed of the checks above failed"
 
 cat <<TEXT

@@ -8,6 +8,7 @@
 
 mod dice;
 mod history;
+mod messages;
 mod scripted;
 mod victims;
 
@@ -42,13 +43,20 @@ const KILLED: &[&str] = &["WorkerLost", "AgentCrashed", "AgentStartFailed", "Age
 /// most once, nothing outlives its run, and results are right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r1_r4_r9_r14_c5_random_kills_lose_and_double_nothing() {
-    let kills = number("KILLS").unwrap_or(KILLS as u64) as usize;
+    seeded("kills", number("KILLS").map_or(KILLS, |kills| kills as usize), rampage).await;
+}
+
+/// Plays in a namespace of its own, with two replicas of the operator, and says with which seed.
+async fn seeded(hint: &str, kills: usize, play: impl AsyncFnOnce(&TestNamespace, Dice, usize) -> String) {
+    /// The replicas are those of all tests.
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ALONE.lock().await;
     let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
     let seed = number("SEED").unwrap_or_else(|| nanoseconds.into());
     println!("SEED={seed} KILLS={kills}");
-    in_namespace("kills", async |ns| {
+    in_namespace(hint, async |ns| {
         scale(2);
-        let told = std::panic::AssertUnwindSafe(rampage(&ns, Dice::new(seed), kills));
+        let told = std::panic::AssertUnwindSafe(play(&ns, Dice::new(seed), kills));
         let told = futures::FutureExt::catch_unwind(told).await;
         scale(1);
         match told {

@@ -2,6 +2,7 @@
 //! scripted agent's image holds nothing but its one program: no shell.
 
 mod agents;
+mod children;
 mod echo;
 mod examples;
 mod faults;

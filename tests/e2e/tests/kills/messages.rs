@@ -1,0 +1,291 @@
+//! The same under continuable children, with messages flowing: whatever is killed when, each message comes to exactly one
+//! outcome and reaches an agent at most once, in order, and no child is stuck or has two activations at a time.
+
+use crate::{dice::Dice, history::History, number, seeded, victims::Kill};
+use e2e_tests::{ScriptedProvider, TestNamespace, collector, objects::PROVIDER};
+use futures::{StreamExt, TryStreamExt};
+use kube::{
+    ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
+use scripted_agent::collector::Collector;
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use subagent_crds::{
+    Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions,
+    message::{Delivery, Outcome},
+};
+
+/// Kills without `KILLS`: with what surrounds them as many as fit into a minute or two.
+const KILLS: usize = 10;
+/// Children that are spoken to.
+const CHILDREN: usize = 3;
+/// Longest pause between two things that are done, in milliseconds.
+const PAUSE_MS: u64 = 700;
+/// Entries of an inbox beyond which nothing is appended: the API server would refuse above 64.
+const FULL: usize = 56;
+/// How long after the last kill every child must be settled.
+const SETTLE: Duration = Duration::from_secs(300);
+
+/// R5, R9, R11, R13, R16, c36 to c44.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r5_r9_r11_random_kills_under_messages_lose_and_double_nothing() {
+    seeded("messages", number("KILLS").map_or(KILLS, |kills| kills as usize), rampage).await;
+}
+
+/// Agents that keep their sessions, report every prompt and stamp as long as they live.
+fn provider(collector: SocketAddr) -> ScriptedProvider {
+    ScriptedProvider::default()
+        .probed()
+        .agent(json!({
+            "env": [
+                {"name": "SCRIPTED_AGENT_COLLECTOR", "value": collector.to_string()},
+                {"name": "SCRIPTED_AGENT_STATE", "value": "/state/sessions"},
+                {"name": "SCRIPTED_AGENT_STAMP", "value": "200"},
+                {"name": "SCRIPTED_AGENT_NEW", "value": "delay:100"},
+            ],
+            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+        }))
+        .pod(json!({"volumes": [{"name": "state", "emptyDir": {}}]}))
+        .spec(json!({"sessionState": {"paths": ["/state/sessions"], "maxBytes": 16_777_216}}))
+}
+
+/// A message that was sent.
+struct Sent {
+    child: usize,
+    id: String,
+    delivery: Delivery,
+    has_content: bool,
+}
+
+async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
+    let began = Instant::now();
+    let collector = collector();
+    let created = ns.create(&provider(collector.address()).build()).await;
+    ns.until(&created.name_any(), "Continuation", SETTLE, |provider: &SubagentProvider| {
+        provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
+    })
+    .await;
+    let (runs, inboxes) = (History::follow(ns), Inboxes::follow(ns));
+    let mut sent = vec![];
+    for child in 0..CHILDREN {
+        let message = json!({"id": id_of(child, 0), "text": text(&id_of(child, 0), &mut dice)});
+        let spec = json!({"providerRef": {"name": PROVIDER}, "description": "spoken to", "messages": [message]});
+        ns.create(&Subagent::new(&name(child), serde_json::from_value(spec).expect("a child's spec"))).await;
+        sent.push(Sent { child, id: id_of(child, 0), delivery: Delivery::Queue, has_content: true });
+    }
+    let mut done: BTreeMap<Kill, usize> = BTreeMap::new();
+    let mut deadline = Instant::now() + SETTLE;
+    while done.values().sum::<usize>() < kills {
+        assert!(Instant::now() < deadline, "nobody to hit within {SETTLE:?}");
+        if let Some(message) = speak(ns, &inboxes, sent.len(), &mut dice) {
+            sent.push(message);
+        }
+        if dice.below(2) == 0 {
+            let kill = Kill::roll(&mut dice);
+            if hit(ns, &runs, kill, &mut dice).await {
+                *done.entry(kill).or_default() += 1;
+                deadline = Instant::now() + SETTLE;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(dice.below(PAUSE_MS))).await;
+    }
+    for child in 0..CHILDREN {
+        // Wakes what an interruption has parked.
+        let id = id_of(child, 9999);
+        let message = json!({"id": id, "text": format!("!report {id}")});
+        append(ns, child, &message);
+        sent.push(Sent { child, id, delivery: Delivery::Queue, has_content: true });
+        ns.until(&name(child), "Settled", SETTLE, |child: &Subagent| {
+            child.status.as_ref().is_some_and(|status| {
+                status.phase == Some(SubagentPhase::Settled) && status.observed_generation == child.metadata.generation
+            })
+        })
+        .await;
+    }
+    ns.eventually("the watch saw every outcome", SETTLE, async || {
+        let seen = inboxes.lock();
+        let missing: Vec<&str> =
+            sent.iter().filter(|message| !seen.outcomes.contains_key(&message.id)).map(|it| it.id.as_str()).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("without an outcome: {missing:?}")) }
+    })
+    .await;
+    let wrong = faults(&sent, &inboxes, &runs, &collector);
+    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    let mut outcomes: BTreeMap<&str, usize> = BTreeMap::new();
+    for outcome in inboxes.lock().outcomes.values() {
+        *outcomes.entry(outcome.as_str()).or_default() += 1;
+    }
+    let epochs = runs.all().len();
+    ns.kubectl(&["delete", "subagents", "--all", "--timeout=180s"]);
+    format!(
+        "{kills} kills {done:?} under {} messages {outcomes:?} in {epochs} activations, {:.0?}",
+        sent.len(),
+        began.elapsed()
+    )
+}
+
+fn name(child: usize) -> String {
+    format!("child-{child}")
+}
+
+fn id_of(child: usize, number: usize) -> String {
+    format!("c{child}-{number:04}")
+}
+
+/// A turn that reports its message and then works for up to a second and a half.
+fn text(id: &str, dice: &mut Dice) -> String {
+    format!("!report {id}\n!sleep {}\n!say {id}", dice.below(1500))
+}
+
+/// As the README does it.
+fn append(ns: &TestNamespace, child: usize, message: &serde_json::Value) {
+    let patch = json!([{"op": "add", "path": "/spec/messages/-", "value": message}]).to_string();
+    ns.kubectl(&["patch", "subagent", &name(child), "--type=json", "-p", &patch]);
+}
+
+/// Says something to a child by the dice; nothing when its inbox is full.
+fn speak(ns: &TestNamespace, inboxes: &Inboxes, number: usize, dice: &mut Dice) -> Option<Sent> {
+    let child = dice.below(CHILDREN as u64) as usize;
+    if inboxes.lock().entries.get(&name(child)).copied().unwrap_or_default() >= FULL {
+        return None;
+    }
+    let id = id_of(child, number);
+    let (delivery, has_content) = match dice.below(10) {
+        0 => (Delivery::Interrupt, false),
+        1 => (Delivery::Interrupt, true),
+        2 | 3 => (Delivery::Steer, true),
+        _ => (Delivery::Queue, true),
+    };
+    let mut message = json!({"id": id, "delivery": delivery.as_str()});
+    if has_content {
+        let said = if delivery == Delivery::Steer { format!("!report {id}") } else { text(&id, dice) };
+        message["text"] = said.into();
+    }
+    append(ns, child, &message);
+    Some(Sent { child, id, delivery, has_content })
+}
+
+async fn hit(ns: &TestNamespace, runs: &History, kill: Kill, dice: &mut Dice) -> bool {
+    if !kill.hits_a_run() && kill != Kill::Link {
+        return kill.hit_operator(&ns.client, dice).await;
+    }
+    let alive: Vec<SubagentRun> =
+        runs.all().into_values().filter(|seen| seen.stopped_ms.is_none()).filter_map(|seen| seen.last).collect();
+    dice.one_of(&alive).is_some_and(|run| kill.hit_run(run))
+}
+
+fn faults(sent: &[Sent], inboxes: &Inboxes, runs: &History, collector: &Collector) -> Vec<String> {
+    let seen = inboxes.lock();
+    let mut wrong = seen.wrong.clone();
+    let reports = collector.of_kind("report");
+    for message in sent {
+        let received = reports.iter().filter(|event| event.text == message.id).count();
+        let outcome = seen.outcomes[&message.id];
+        let limit = match outcome {
+            Outcome::Discarded | Outcome::Applied => 0,
+            _ => 1,
+        };
+        if received > limit {
+            wrong.push(format!("message {} ({outcome:?}) reached an agent {received} times", message.id));
+        }
+        let fits = match (message.delivery, message.has_content) {
+            (Delivery::Steer, _) => matches!(outcome, Outcome::Steered | Outcome::Rejected),
+            (Delivery::Interrupt, false) => outcome == Outcome::Applied,
+            _ => matches!(outcome, Outcome::Started | Outcome::Claimed | Outcome::Rejected),
+        };
+        if !fits {
+            wrong.push(format!("message {} ({:?}) ended as {outcome:?}", message.id, message.delivery));
+        }
+    }
+    for child in 0..CHILDREN {
+        let own = sent.iter().filter(|message| message.child == child && message.delivery != Delivery::Steer);
+        let order: Vec<usize> =
+            own.filter_map(|message| reports.iter().position(|event| event.text == message.id)).collect();
+        if !order.is_sorted() {
+            wrong.push(format!("{} was told in another order than it was sent: {order:?}", name(child)));
+        }
+    }
+    wrong.extend(two_at_a_time(runs));
+    wrong.extend(runs.all().into_values().flat_map(|seen| seen.wrong));
+    wrong
+}
+
+/// Contract c36: the next activation's run is created after the proof that the one before it has stopped.
+fn two_at_a_time(runs: &History) -> Vec<String> {
+    let mut by_child: BTreeMap<String, Vec<SubagentRun>> = BTreeMap::new();
+    for run in runs.all().into_values().filter_map(|seen| seen.last) {
+        if let Some(activation) = &run.spec.activation {
+            by_child.entry(activation.subagent_ref.uid.clone()).or_default().push(run);
+        }
+    }
+    let mut wrong = vec![];
+    for own in by_child.values_mut() {
+        own.sort_by_key(|run| run.spec.activation.as_ref().map(|activation| activation.epoch));
+        for pair in own.windows(2) {
+            let status = pair[0].status.clone().unwrap_or_default();
+            let stopped = conditions::get(&status.conditions, conditions::STOPPED).map(|it| it.last_transition_time.0);
+            let next = pair[1].creation_timestamp().map(|time| time.0);
+            if stopped > next {
+                wrong.push(format!("{} was created before {} had stopped", pair[1].name_any(), pair[0].name_any()));
+            }
+        }
+    }
+    wrong
+}
+
+/// What a watch saw of every inbox.
+#[derive(Clone, Default)]
+struct Inboxes(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    /// Final outcome of every message, as it was stored first.
+    outcomes: BTreeMap<String, Outcome>,
+    /// Entries of each child's inbox.
+    entries: BTreeMap<String, usize>,
+    wrong: Vec<String>,
+}
+
+impl Inboxes {
+    fn follow(ns: &TestNamespace) -> Self {
+        let inboxes = Self::default();
+        let (children, seen) = (ns.api::<Subagent>(), inboxes.clone());
+        let mut changes = watcher(children, watcher::Config::default()).default_backoff().applied_objects().boxed();
+        tokio::spawn(async move {
+            loop {
+                // An error is of a watch that begins anew by itself.
+                if let Ok(Some(child)) = changes.try_next().await {
+                    seen.see(&child);
+                }
+            }
+        });
+        inboxes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn see(&self, child: &Subagent) {
+        let mut seen = self.lock();
+        seen.entries.insert(child.name_any(), child.spec.messages.len());
+        for message in child.status.iter().flat_map(|status| &status.messages) {
+            let before = seen.outcomes.get(&message.id).copied();
+            match before {
+                Some(first) if first != message.outcome => {
+                    seen.wrong.push(format!("the outcome {first:?} of {} became {:?}", message.id, message.outcome));
+                }
+                None if message.outcome.is_terminal() => {
+                    seen.outcomes.insert(message.id.clone(), message.outcome);
+                }
+                _ => {}
+            }
+        }
+    }
+}

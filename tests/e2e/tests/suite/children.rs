@@ -1,0 +1,238 @@
+//! Continuable children: what one was told survives its pod, and messages reach it wherever it stands.
+
+use e2e_tests::{
+    RunView, ScriptedProvider, TestNamespace, collector, collector::seen_event, gate, in_namespace,
+    namespace::PATIENCE, objects::PROVIDER,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::{Value, json};
+use subagent_crds::{
+    Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions,
+    message::Outcome::{Applied, Claimed, Parked, Started, Steered},
+    names,
+    subagent_status::MessageStatus,
+};
+
+/// Where the scripted agent keeps its sessions.
+const SESSIONS: &str = "/state/sessions";
+
+/// A provider whose agent keeps its sessions in a folder, which is all that survives a pod.
+fn keeper() -> ScriptedProvider {
+    ScriptedProvider::default()
+        .probed()
+        .env("SCRIPTED_AGENT_STATE", SESSIONS)
+        .agent(json!({"volumeMounts": [{"name": "state", "mountPath": "/state"}]}))
+        .pod(json!({"volumes": [{"name": "state", "emptyDir": {}}]}))
+        .spec(json!({"sessionState": {"paths": [SESSIONS], "maxBytes": 1_048_576}}))
+}
+
+/// The provider, once it is known that its agent can be continued.
+async fn ready(ns: &TestNamespace, provider: ScriptedProvider) {
+    let created = ns.create(&provider.build()).await;
+    ns.until(&created.name_any(), "Continuation", PATIENCE, |provider: &SubagentProvider| {
+        provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
+    })
+    .await;
+}
+
+/// A child with its first message.
+fn child(name: &str, text: &str) -> Subagent {
+    let spec = json!({
+        "providerRef": {"name": PROVIDER}, "description": "an end-to-end test", "messages": [{"id": "m1", "text": text}],
+    });
+    Subagent::new(name, serde_json::from_value(spec).expect("a child's spec"))
+}
+
+/// Appends to an inbox as the README does.
+fn tell(ns: &TestNamespace, name: &str, message: &Value) {
+    let patch = json!([{"op": "add", "path": "/spec/messages/-", "value": message}]).to_string();
+    ns.kubectl(&["patch", "subagent", name, "--type=json", "-p", &patch]);
+}
+
+async fn child_until(
+    ns: &TestNamespace,
+    name: &str,
+    what: &str,
+    fits: impl Fn(&Subagent) -> bool + Send + Sync,
+) -> Subagent {
+    ns.until(name, what, PATIENCE, fits).await
+}
+
+/// Waits until the child has that phase, by a status that has seen the newest spec.
+async fn in_phase(ns: &TestNamespace, name: &str, phase: SubagentPhase) -> Subagent {
+    child_until(ns, name, phase.as_str(), |child| {
+        child.status.as_ref().is_some_and(|status| {
+            status.phase == Some(phase) && status.observed_generation == child.metadata.generation
+        })
+    })
+    .await
+}
+
+fn message<'a>(child: &'a Subagent, id: &str) -> &'a MessageStatus {
+    let all = child.status.iter().flat_map(|status| &status.messages);
+    all.into_iter().find(|message| message.id == id).unwrap_or_else(|| panic!("message {id}: {:?}", child.status))
+}
+
+/// Message, stop reason and preview of each turn, in order.
+fn turns(child: &Subagent) -> Vec<(String, String, String)> {
+    let all = child.status.iter().flat_map(|status| &status.turns);
+    all.map(|turn| (turn.message_id.clone(), turn.stop_reason.clone(), turn.preview.clone().unwrap_or_default()))
+        .collect()
+}
+
+fn turn(id: &str, stop_reason: &str, preview: &str) -> (String, String, String) {
+    (id.into(), stop_reason.into(), preview.into())
+}
+
+/// Pods with a container that has not ended, of all runs in the namespace.
+async fn live_pods(ns: &TestNamespace) -> Vec<String> {
+    let pods = ns.api::<Pod>().list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
+    let is_live = |pod: &Pod| {
+        let containers = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        containers.is_none_or(|all| {
+            all.iter().any(|container| container.state.as_ref().is_none_or(|state| state.terminated.is_none()))
+        })
+    };
+    pods.iter().filter(|pod| is_live(pod)).map(ResourceExt::name_any).collect()
+}
+
+/// c40, c44: a settled child has no pod; a follow-up starts the next activation, whose agent has the session again.
+#[tokio::test]
+async fn c40_a_child_remembers_after_its_pod_is_gone() {
+    in_namespace("child", async |ns| {
+        ready(&ns, keeper()).await;
+        ns.create(&child("keeper", "The word is heron.\n!say noted")).await;
+        let settled = in_phase(&ns, "keeper", SubagentPhase::Settled).await;
+        assert_eq!(turns(&settled), [turn("m1", "Completed", "noted")]);
+        assert_eq!(message(&settled, "m1").outcome, Started);
+        ns.kubectl(&[
+            "wait",
+            "--for=condition=Settled",
+            "--for=condition=Resumable",
+            "subagent/keeper",
+            "--timeout=10s",
+        ]);
+        // Nothing of the first activation is left but what the store holds.
+        let pods = ns.api::<Pod>();
+        let params = DeleteParams { grace_period_seconds: None, ..DeleteParams::default() };
+        pods.delete_collection(&params, &ListParams::default().labels(names::RUN_LABEL)).await.expect("a deletion");
+        ns.eventually("no pod", PATIENCE, async || {
+            let left = pods.list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
+            if left.is_empty() { Ok(()) } else { Err(format!("{} pods", left.len())) }
+        })
+        .await;
+
+        tell(&ns, "keeper", &json!({"id": "m2", "text": "Which word?\n!history\n!session"}));
+        let settled = in_phase(&ns, "keeper", SubagentPhase::Settled).await;
+        let (id, stop_reason, said) = turns(&settled).pop().expect("a turn");
+        assert_eq!((id.as_str(), stop_reason.as_str()), ("m2", "Completed"));
+        assert!(said.contains("turns before: 1") && said.contains("session/resume"), "{said}");
+        let status = settled.status.as_ref().expect("a status");
+        assert_eq!((status.epochs, status.completed_turns), (2, 2));
+        assert_eq!(message(&settled, "m2").epoch, Some(2));
+        assert_eq!(live_pods(&ns).await, Vec::<String>::new());
+    })
+    .await;
+}
+
+/// c37, c38: a message that queues has its turn after those before it; one that steers goes into the turn that runs.
+#[tokio::test]
+async fn c37_c38_a_running_child_is_steered_and_queued_for() {
+    in_namespace("steer", async |ns| {
+        let collector = collector();
+        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.create(&child("busy", "!report begun\n!await-steer\n!say done")).await;
+        seen_event(&collector, PATIENCE, "report", "begun").await;
+        tell(&ns, "busy", &json!({"id": "m2", "text": "!say second"}));
+        tell(&ns, "busy", &json!({"id": "s1", "delivery": "Steer", "text": "!say steered"}));
+        let settled = in_phase(&ns, "busy", SubagentPhase::Settled).await;
+        let all = turns(&settled);
+        assert_eq!(all.iter().map(|turn| turn.0.as_str()).collect::<Vec<_>>(), ["m1", "m2"]);
+        assert!(all[0].2.contains("done"), "{all:?}");
+        assert_eq!(message(&settled, "s1").outcome, Steered, "{:?}", message(&settled, "s1"));
+        assert_eq!(message(&settled, "s1").turn, Some(1));
+        assert_eq!(message(&settled, "m2").outcome, Claimed);
+        assert_eq!(settled.status.as_ref().map(|status| status.epochs), Some(1), "one activation for all");
+        // Nothing runs now: it is not kept for later, and wakes nobody.
+        tell(&ns, "busy", &json!({"id": "s2", "delivery": "Steer", "text": "too late"}));
+        let settled = in_phase(&ns, "busy", SubagentPhase::Settled).await;
+        let late = message(&settled, "s2");
+        assert_eq!(late.code.map(|code| code.as_str()), Some("NotDelivered"));
+        assert_eq!(settled.status.as_ref().map(|status| status.epochs), Some(1));
+    })
+    .await;
+}
+
+/// c42: an interruption ends the turn alone and parks what waits; the next waking message runs that first.
+#[tokio::test]
+async fn c42_an_interruption_parks_what_waits() {
+    in_namespace("interrupt", async |ns| {
+        let collector = collector();
+        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.create(&child("patient", "!report begun\n!hang")).await;
+        seen_event(&collector, PATIENCE, "report", "begun").await;
+        tell(&ns, "patient", &json!({"id": "m2", "text": "!say second"}));
+        child_until(&ns, "patient", "m2 is queued", |child| {
+            child.status.iter().flat_map(|status| &status.messages).any(|message| message.id == "m2")
+        })
+        .await;
+        tell(&ns, "patient", &json!({"id": "i1", "delivery": "Interrupt"}));
+        let parked = in_phase(&ns, "patient", SubagentPhase::Parked).await;
+        assert_eq!(turns(&parked).iter().map(|turn| turn.1.as_str()).collect::<Vec<_>>(), ["Aborted"]);
+        assert_eq!((message(&parked, "i1").outcome, message(&parked, "m2").outcome), (Applied, Parked));
+        tell(&ns, "patient", &json!({"id": "m3", "text": "!say third"}));
+        let settled = in_phase(&ns, "patient", SubagentPhase::Settled).await;
+        let order: Vec<String> = turns(&settled).into_iter().map(|turn| turn.0).collect();
+        assert_eq!(order, ["m1", "m2", "m3"]);
+    })
+    .await;
+}
+
+/// c41, R1: a worker that is killed in a turn: the message stays claimed and is never sent again by itself, and the child goes
+/// on from the turn before.
+#[tokio::test]
+async fn c41_a_killed_worker_costs_its_turn_and_nothing_else() {
+    in_namespace("killed", async |ns| {
+        let collector = collector();
+        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.create(&child("tough", "!say first")).await;
+        in_phase(&ns, "tough", SubagentPhase::Settled).await;
+        tell(&ns, "tough", &json!({"id": "m2", "text": "!report deep\n!hang"}));
+        seen_event(&collector, PATIENCE, "report", "deep").await;
+        in_phase(&ns, "tough", SubagentPhase::Active).await;
+        for pod in live_pods(&ns).await {
+            ns.kubectl(&["delete", "pod", &pod, "--force", "--grace-period=0", "--wait=false"]);
+        }
+        let settled = in_phase(&ns, "tough", SubagentPhase::Settled).await;
+        assert_eq!(message(&settled, "m2").outcome, Started);
+        assert_ne!(turns(&settled)[1].1, "Completed", "{:?}", turns(&settled));
+        tell(&ns, "tough", &json!({"id": "m3", "text": "!history"}));
+        let settled = in_phase(&ns, "tough", SubagentPhase::Settled).await;
+        let last = turns(&settled).pop().expect("a turn");
+        assert!(last.2.contains("turns before: 1"), "the checkpoint of the first turn: {last:?}");
+        assert_eq!(collector.of_kind("report").len(), 1, "the message was given to an agent twice");
+    })
+    .await;
+}
+
+/// c47, c50: a deleted child stops what runs, and is gone when that is.
+#[tokio::test]
+async fn c47_a_deleted_child_leaves_nothing_running() {
+    in_namespace("forget", async |ns| {
+        let collector = collector();
+        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.create(&child("brief", &format!("!report begun\n!gate {}", gate()))).await;
+        seen_event(&collector, PATIENCE, "report", "begun").await;
+        in_phase(&ns, "brief", SubagentPhase::Active).await;
+        assert_eq!(live_pods(&ns).await.len(), 1);
+        ns.kubectl(&["delete", "subagent", "brief", "--timeout=90s"]);
+        assert_eq!(live_pods(&ns).await, Vec::<String>::new());
+        let runs = ns.api::<SubagentRun>().list(&ListParams::default()).await.expect("runs").items;
+        assert!(runs.iter().all(|run| run.is(conditions::STOPPED)), "a run that is not proven stopped");
+    })
+    .await;
+}

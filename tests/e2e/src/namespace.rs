@@ -110,6 +110,15 @@ impl TestNamespace {
         .await
     }
 
+    /// Creates a provider and waits until it is known that its agent's sessions can be continued.
+    pub async fn continuable(&self, provider: &ScriptedProvider) -> SubagentProvider {
+        let created = self.create(&provider.build()).await;
+        self.until(&created.name_any(), "Continuation", PATIENCE, |provider: &SubagentProvider| {
+            provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
+        })
+        .await
+    }
+
     /// Reads a run.
     ///
     /// # Panics

@@ -75,6 +75,17 @@ impl ScriptedProvider {
         Self { name: name.into(), spec }
     }
 
+    /// One whose agent keeps its sessions in a folder, which is all that survives a pod; so its children can be continued.
+    pub fn keeping_sessions() -> Self {
+        const SESSIONS: &str = "/state/sessions";
+        Self::default()
+            .probed()
+            .env("SCRIPTED_AGENT_STATE", SESSIONS)
+            .agent(json!({"volumeMounts": [{"name": "state", "mountPath": "/state"}]}))
+            .pod(json!({"volumes": [{"name": "state", "emptyDir": {}}]}))
+            .spec(json!({"sessionState": {"paths": [SESSIONS], "maxBytes": 16_777_216}}))
+    }
+
     /// A variable of the agent's environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         let entries = self.spec["template"]["spec"]["containers"][0]["env"].as_array_mut().expect("the environment");

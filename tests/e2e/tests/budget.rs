@@ -6,14 +6,23 @@ use e2e_tests::{
     audit::{Request, requests_in},
     budget::{self, Cost},
     cluster::{self, OPERATOR_NAMESPACE, OPERATOR_USER},
+    collector,
+    collector::seen_event,
     commands::kubectl,
     in_namespace,
     namespace::PATIENCE,
+    objects::PROVIDER,
     run,
 };
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use std::time::Instant;
+use subagent_crds::{Subagent, message::Outcome};
 
 /// Design section 9: successful creates, updates, patches and deletes until the run is stopped. Here every write counts up
 /// to the release of the pod, which is the one behind.
@@ -25,6 +34,10 @@ const LARGE: usize = 64 * 1024;
 /// Design section 9.
 const RECONCILES: usize = 12;
 const RUNS: usize = 20;
+/// Design section 9: writes of a message that steers.
+const WRITES_OF_A_STEER: usize = 6;
+/// Messages that steer one turn.
+const STEERS: usize = 12;
 /// So few at a time that the operator is not what they wait for.
 const AT_A_TIME: usize = 5;
 
@@ -65,6 +78,53 @@ async fn c3_every_run_stays_within_its_budget() {
         assert!((RUNS..=RUNS * RECONCILES).contains(&reconciles), "{reconciles} reconciles of {RUNS} runs");
     })
     .await;
+}
+
+/// What a steering message costs, from its apply until its outcome is in the child's status; and how soon the agent has it.
+#[tokio::test]
+async fn a_steered_message_stays_within_its_budget() {
+    in_namespace("steered", async |ns| {
+        let collector = collector();
+        ns.continuable(&ScriptedProvider::keeping_sessions().reporting_to(collector.address())).await;
+        let spec = json!({
+            "providerRef": {"name": PROVIDER}, "description": "to be steered",
+            "messages": [{"id": "first", "text": "!report begun\n!gate never"}],
+        });
+        ns.create(&Subagent::new("steered", serde_json::from_value(spec).expect("a child's spec"))).await;
+        seen_event(&collector, PATIENCE, "report", "begun").await;
+        let before = writes(&ns).len();
+        let mut milliseconds = vec![];
+        for number in 0..STEERS {
+            let id = format!("s{number}");
+            let began = Instant::now();
+            let told = json!({
+                "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent",
+                "spec": {"messages": [{"id": id, "delivery": "Steer", "text": format!("!report {id}")}]},
+            });
+            let params = PatchParams::apply(&id);
+            ns.api::<Subagent>().patch("steered", &params, &Patch::Apply(&told)).await.expect("a message");
+            seen_event(&collector, PATIENCE, "report", &id).await;
+            milliseconds.push(usize::try_from(began.elapsed().as_millis()).expect("a time"));
+            ns.until("steered", "Steered", PATIENCE, |child: &Subagent| {
+                let all = child.status.iter().flat_map(|status| &status.messages);
+                all.into_iter().any(|message| message.id == id && message.outcome == Outcome::Steered)
+            })
+            .await;
+        }
+        let writes = writes(&ns);
+        let of_steers = &writes[before..];
+        println!("writes of {STEERS} steering messages: {}", of_steers.len());
+        println!("milliseconds from apply to the agent: {}", figures(&milliseconds));
+        assert!(of_steers.len() >= STEERS, "that is not all: {}", lines(of_steers));
+        assert!(of_steers.len() <= STEERS * WRITES_OF_A_STEER, "{} writes: {}", of_steers.len(), lines(of_steers));
+    })
+    .await;
+}
+
+/// What the operator has written in a namespace.
+fn writes(ns: &TestNamespace) -> Vec<Request> {
+    let own = |request: &Request| request.user() == OPERATOR_USER && request.is_counted_write();
+    requests_in(&ns.name).into_iter().filter(own).collect()
 }
 
 /// Starts a run and waits until the operator is done with its pod.

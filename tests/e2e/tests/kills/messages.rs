@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions,
+    Subagent, SubagentPhase, SubagentRun, conditions,
     message::{Delivery, Outcome},
 };
 
@@ -38,21 +38,10 @@ async fn r5_r9_r11_random_kills_under_messages_lose_and_double_nothing() {
     seeded("messages", number("KILLS").map_or(KILLS, |kills| kills as usize), rampage).await;
 }
 
-/// Agents that keep their sessions, report every prompt and stamp as long as they live.
+/// Agents that stamp as long as they live, and take a moment to open a session, so that kills meet that, too.
 fn provider(collector: SocketAddr) -> ScriptedProvider {
-    ScriptedProvider::default()
-        .probed()
-        .agent(json!({
-            "env": [
-                {"name": "SCRIPTED_AGENT_COLLECTOR", "value": collector.to_string()},
-                {"name": "SCRIPTED_AGENT_STATE", "value": "/state/sessions"},
-                {"name": "SCRIPTED_AGENT_STAMP", "value": "200"},
-                {"name": "SCRIPTED_AGENT_NEW", "value": "delay:100"},
-            ],
-            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
-        }))
-        .pod(json!({"volumes": [{"name": "state", "emptyDir": {}}]}))
-        .spec(json!({"sessionState": {"paths": ["/state/sessions"], "maxBytes": 16_777_216}}))
+    let provider = ScriptedProvider::keeping_sessions().reporting_to(collector);
+    provider.env("SCRIPTED_AGENT_STAMP", "200").env("SCRIPTED_AGENT_NEW", "delay:100")
 }
 
 /// A message that was sent.
@@ -66,11 +55,7 @@ struct Sent {
 async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
     let began = Instant::now();
     let collector = collector();
-    let created = ns.create(&provider(collector.address()).build()).await;
-    ns.until(&created.name_any(), "Continuation", SETTLE, |provider: &SubagentProvider| {
-        provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
-    })
-    .await;
+    ns.continuable(&provider(collector.address())).await;
     let (runs, inboxes) = (History::follow(ns), Inboxes::follow(ns));
     let mut sent = vec![];
     for child in 0..CHILDREN {

@@ -11,33 +11,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions,
+    Subagent, SubagentPhase, SubagentRun, conditions,
     message::Outcome::{Applied, Claimed, Parked, Started, Steered},
     names,
     subagent_status::MessageStatus,
 };
-
-/// Where the scripted agent keeps its sessions.
-const SESSIONS: &str = "/state/sessions";
-
-/// A provider whose agent keeps its sessions in a folder, which is all that survives a pod.
-fn keeper() -> ScriptedProvider {
-    ScriptedProvider::default()
-        .probed()
-        .env("SCRIPTED_AGENT_STATE", SESSIONS)
-        .agent(json!({"volumeMounts": [{"name": "state", "mountPath": "/state"}]}))
-        .pod(json!({"volumes": [{"name": "state", "emptyDir": {}}]}))
-        .spec(json!({"sessionState": {"paths": [SESSIONS], "maxBytes": 1_048_576}}))
-}
-
-/// The provider, once it is known that its agent can be continued.
-async fn ready(ns: &TestNamespace, provider: ScriptedProvider) {
-    let created = ns.create(&provider.build()).await;
-    ns.until(&created.name_any(), "Continuation", PATIENCE, |provider: &SubagentProvider| {
-        provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
-    })
-    .await;
-}
 
 /// A child with its first message.
 fn child(name: &str, text: &str) -> Subagent {
@@ -104,7 +82,7 @@ async fn live_pods(ns: &TestNamespace) -> Vec<String> {
 #[tokio::test]
 async fn c40_a_child_remembers_after_its_pod_is_gone() {
     in_namespace("child", async |ns| {
-        ready(&ns, keeper()).await;
+        ns.continuable(&ScriptedProvider::keeping_sessions()).await;
         ns.create(&child("keeper", "The word is heron.\n!say noted")).await;
         let settled = in_phase(&ns, "keeper", SubagentPhase::Settled).await;
         assert_eq!(turns(&settled), [turn("m1", "Completed", "noted")]);
@@ -144,7 +122,7 @@ async fn c40_a_child_remembers_after_its_pod_is_gone() {
 async fn c37_c38_a_running_child_is_steered_and_queued_for() {
     in_namespace("steer", async |ns| {
         let collector = collector();
-        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.continuable(&ScriptedProvider::keeping_sessions().reporting_to(collector.address())).await;
         ns.create(&child("busy", "!report begun\n!await-steer\n!say done")).await;
         seen_event(&collector, PATIENCE, "report", "begun").await;
         tell(&ns, "busy", &json!({"id": "m2", "text": "!say second"}));
@@ -172,7 +150,7 @@ async fn c37_c38_a_running_child_is_steered_and_queued_for() {
 async fn c42_an_interruption_parks_what_waits() {
     in_namespace("interrupt", async |ns| {
         let collector = collector();
-        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.continuable(&ScriptedProvider::keeping_sessions().reporting_to(collector.address())).await;
         ns.create(&child("patient", "!report begun\n!hang")).await;
         seen_event(&collector, PATIENCE, "report", "begun").await;
         tell(&ns, "patient", &json!({"id": "m2", "text": "!say second"}));
@@ -198,7 +176,7 @@ async fn c42_an_interruption_parks_what_waits() {
 async fn c41_a_killed_worker_costs_its_turn_and_nothing_else() {
     in_namespace("killed", async |ns| {
         let collector = collector();
-        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.continuable(&ScriptedProvider::keeping_sessions().reporting_to(collector.address())).await;
         ns.create(&child("tough", "!say first")).await;
         in_phase(&ns, "tough", SubagentPhase::Settled).await;
         tell(&ns, "tough", &json!({"id": "m2", "text": "!report deep\n!hang"}));
@@ -224,7 +202,7 @@ async fn c41_a_killed_worker_costs_its_turn_and_nothing_else() {
 async fn c47_a_deleted_child_leaves_nothing_running() {
     in_namespace("forget", async |ns| {
         let collector = collector();
-        ready(&ns, keeper().reporting_to(collector.address())).await;
+        ns.continuable(&ScriptedProvider::keeping_sessions().reporting_to(collector.address())).await;
         ns.create(&child("brief", &format!("!report begun\n!gate {}", gate()))).await;
         seen_event(&collector, PATIENCE, "report", "begun").await;
         in_phase(&ns, "brief", SubagentPhase::Active).await;

@@ -137,7 +137,8 @@ pub enum PermissionMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionState {
-    /// paths are the absolute folders the agent keeps its sessions in. 1 to 16.
+    /// paths are the absolute folders the agent keeps its sessions in. What is mounted read-only at or below them, as Secrets and
+    /// ConfigMaps are, is not kept. 1 to 16.
     #[schemars(schema_with = "schemas::paths")]
     pub paths: Vec<String>,
     /// maxBytes is the most a checkpoint may hold, in bytes. Default 256 MiB.

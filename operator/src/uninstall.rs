@@ -48,7 +48,7 @@ pub async fn run(client: Client, settings: &Settings, deployment: &str) -> anyho
                 Some(Left::Over(child)) => said.note(&*child, release_child(&client, &child).await),
                 Some(Left::Live { namespace, name, phase }) => {
                     needed.extend(run);
-                    said.live("Subagent", &namespace, &name, &phase);
+                    said.live("child", &namespace, &name, &phase);
                 }
                 None => {}
             }
@@ -58,7 +58,7 @@ pub async fn run(client: Client, settings: &Settings, deployment: &str) -> anyho
             match left {
                 Left::Over(run) if run.uid().is_some_and(|uid| needed.contains(&uid)) => {}
                 Left::Over(run) => said.note(&*run, release_run(&client, &run).await),
-                Left::Live { namespace, name, phase } => said.live("SubagentRun", &namespace, &name, &phase),
+                Left::Live { namespace, name, phase } => said.live("run", &namespace, &name, &phase),
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Events of a run: once per transition, after the transition is stored, never in its way (contract c10).
 
-use crate::context::Context;
+use crate::{context::Context, naming};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Resource,
     runtime::events::{Event, EventType},
 };
+use sha2::{Digest, Sha256};
 use subagent_crds::{Phase, Reason, SubagentRun, SubagentRunStatus, conditions, run::ParentRef, run_status::Lineage};
 
 /// An Event to publish.
@@ -128,9 +129,15 @@ fn event(note: &Note, reason: String, text: &str, secondary: Option<ObjectRefere
         type_: if note.warning { EventType::Warning } else { EventType::Normal },
         reason,
         note: Some(conditions::cut(text, 1000)),
-        action: "Reconcile".into(),
+        action: action(text),
         secondary,
     }
+}
+
+/// Events that differ in their text alone would be counted as one, with the text of the first: what happens again is another
+/// fact. So the text is part of what tells them apart.
+fn action(text: &str) -> String {
+    format!("Reconcile-{}", &naming::hex(&Sha256::digest(text))[..8])
 }
 
 /// The parent that is named and bound by its recorded UID.
@@ -161,6 +168,14 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         });
         status(json!({"phase": phase, "message": "provider p is not ready", "conditions": [condition]}))
+    }
+
+    #[test]
+    fn c10_what_happens_again_is_an_event_of_its_own_and_the_same_fact_is_not() {
+        let note = Note { warning: false, reason: "Settled", text: String::new(), for_parent: false };
+        let action = |text| event(&note, note.reason.into(), text, None).action;
+        assert_ne!(action("activation 1 is over"), action("activation 2 is over"));
+        assert_eq!(action("activation 1 is over"), action("activation 1 is over"));
     }
 
     /// c19: the setting is named, also for an agent that takes a refusal for a cancelled turn; not for who was stopped.

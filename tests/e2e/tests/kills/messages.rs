@@ -81,17 +81,24 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
         tokio::time::sleep(Duration::from_millis(dice.below(PAUSE_MS))).await;
     }
     for child in 0..CHILDREN {
-        // Wakes what an interruption has parked.
-        let id = id_of(child, 9999);
-        let message = json!({"id": id, "text": format!("!report {id}")});
-        append(ns, child, &message);
-        sent.push(Sent { child, id, delivery: Delivery::Queue, has_content: true });
-        ns.until(&name(child), "Settled", SETTLE, |child: &Subagent| {
-            child.status.as_ref().is_some_and(|status| {
-                status.phase == Some(SubagentPhase::Settled) && status.observed_generation == child.metadata.generation
-            })
-        })
-        .await;
+        // What an interruption or a lost activation has parked waits for the next message; the last one may be parked itself.
+        for number in 9000.. {
+            let id = id_of(child, number);
+            append(ns, child, &json!({"id": id, "text": format!("!report {id}")}));
+            sent.push(Sent { child, id, delivery: Delivery::Queue, has_content: true });
+            let rests = [SubagentPhase::Settled, SubagentPhase::Parked];
+            let at_rest = ns.until(&name(child), "Settled or Parked", SETTLE, |child: &Subagent| {
+                child.status.as_ref().is_some_and(|status| {
+                    status.phase.is_some_and(|phase| rests.contains(&phase))
+                        && status.observed_generation == child.metadata.generation
+                })
+            });
+            let phase = at_rest.await.status.and_then(|status| status.phase);
+            if phase == Some(SubagentPhase::Settled) {
+                break;
+            }
+            assert!(number < 9005, "{} is parked again and again, with nobody killing", name(child));
+        }
     }
     ns.eventually("the watch saw every outcome", SETTLE, async || {
         let seen = inboxes.lock();

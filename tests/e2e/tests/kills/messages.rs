@@ -87,7 +87,8 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
             append(ns, child, &json!({"id": id, "text": format!("!report {id}")}));
             sent.push(Sent { child, id, delivery: Delivery::Queue, has_content: true });
             let rests = [SubagentPhase::Settled, SubagentPhase::Parked];
-            let at_rest = ns.until(&name(child), "Settled or Parked", SETTLE, |child: &Subagent| {
+            let name = name(child);
+            let at_rest = ns.until(&name, "Settled or Parked", SETTLE, |child: &Subagent| {
                 child.status.as_ref().is_some_and(|status| {
                     status.phase.is_some_and(|phase| rests.contains(&phase))
                         && status.observed_generation == child.metadata.generation
@@ -97,7 +98,7 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
             if phase == Some(SubagentPhase::Settled) {
                 break;
             }
-            assert!(number < 9005, "{} is parked again and again, with nobody killing", name(child));
+            assert!(number < 9005, "{name} is parked again and again, with nobody killing");
         }
     }
     ns.eventually("the watch saw every outcome", SETTLE, async || {

@@ -201,7 +201,7 @@ pub(crate) fn ready_provider<'a>(name: &str, found: &'a Provider) -> Result<&'a 
         return Err(waits(
             Reason::NoProvider,
             format!(
-                "{WAITING}SubagentProvider {name}: it does not exist in this namespace; create it, or correct spec.providerRef.name in a new run"
+                "{WAITING}SubagentProvider {name}: it does not exist in this namespace; create it, or delete this and create it again with another spec.providerRef.name"
             ),
         ));
     };

@@ -157,20 +157,23 @@ const scenes = {
   async cancelling() {
     const agent = await start();
     const sessionId = await open(agent);
-    const turn = agent.prompt(sessionId, script({ shell: "echo up > up.txt; sleep 4711" }, { hold: "never" }, { text: "too late" }));
+    const turn = agent.prompt(sessionId, script({ shell: "setsid sleep 4712 </dev/null >/dev/null 2>&1 & echo up > up.txt; sleep 4711" }, { hold: "never" }, { text: "too late" }));
     await eventually("the command runs", () => existsSync(workspace("up.txt")));
     const began = Date.now();
     agent.notify("session/cancel", { sessionId });
     const { stopReason } = await turn;
     if (stopReason !== "cancelled") fail(`stop reason ${stopReason}`);
-    const left = () => processes("sleep 4711").length > 0;
-    say(`cancelled after ${Date.now() - began} ms; its command ${left() ? "still runs" : "is gone"}`);
+    const left = () => processes("sleep 471").length > 0;
+    const tell = (when) => say(`${when} its command ${processes("sleep 4711").length ? "still runs" : "is gone"}, what that left in another session ${processes("sleep 4712").length ? "still runs" : "is gone"}`);
+    tell(`cancelled after ${Date.now() - began} ms;`);
+    await sleep(2000);
+    tell("two seconds later");
     const next = await agent.prompt(sessionId, script({ text: "still here" }));
     if (next.stopReason !== "end_turn" || !agent.text.includes("still here")) fail(`after the cancel: ${next.stopReason} ${agent.text}`);
     await agent.end();
     await sleep(500);
-    say(`half a second after its end its command ${left() ? "still runs" : "is gone"}`);
-    await eventually("the command is gone once nobody is left to lead it", () => {
+    tell("half a second after its end");
+    await eventually("nothing is left once all is killed that is not this", () => {
       for (const name of readdirSync("/proc").filter((name) => /^\d+$/.test(name) && name !== "1" && Number(name) !== llm.pid)) {
         try {
           process.kill(Number(name), "SIGKILL");

@@ -209,6 +209,14 @@ pub struct Descriptor {
     /// description of the run.
     #[schemars(length(max = 128))]
     pub description: String,
+    /// agentProvider is the model provider that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub agent_provider: Option<String>,
+    /// agentModel is the model that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub agent_model: Option<String>,
     /// persona that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16384))]

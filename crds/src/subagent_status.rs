@@ -180,6 +180,9 @@ pub struct CurrentActivation {
     /// idleSince is since when there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<Time>,
+    /// refusedSince is since when the API server refuses to create its run; the start deadline counts from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_since: Option<Time>,
     /// foldedTurns is the number of its turns that status has taken in.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]

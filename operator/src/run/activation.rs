@@ -81,6 +81,8 @@ pub fn check(request: &Request<'_>, activation: &Activation) -> Result<Acceptanc
             provider_revision: revision,
             context: format!("{:?}", spec.context),
             description: own.description.clone(),
+            agent_provider: own.agent_options.as_ref().and_then(|options| options.provider.clone()),
+            agent_model: own.agent_options.as_ref().and_then(|options| options.model.clone()),
             persona: own.persona.clone(),
             tool_filter: own.tool_filter.clone(),
             max_depth: child.status.as_ref().and_then(|status| status.descriptor.as_ref()?.max_depth),

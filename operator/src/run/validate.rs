@@ -152,6 +152,8 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
             provider_revision: revision,
             context: format!("{:?}", provider.spec.context),
             description: spec.description.clone(),
+            agent_provider: spec.agent_options.as_ref().and_then(|options| options.provider.clone()),
+            agent_model: spec.agent_options.as_ref().and_then(|options| options.model.clone()),
             persona: spec.persona.clone(),
             tool_filter: spec.tool_filter.clone(),
             max_depth: cap,

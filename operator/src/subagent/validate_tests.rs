@@ -84,4 +84,9 @@ fn c32_the_descriptor_holds_resolved_values_and_omits_what_is_absent() {
     let expected = json!({"version": 1, "mode": "Continuable", "provider": "p", "providerRevision": "rev-1",
         "context": "Fresh", "description": "d", "maxDepth": 4});
     assert_eq!(descriptor, expected);
+    let asked = json!({"agentOptions": {"model": "m", "provider": "n", "maxTokens": 5}});
+    let able = json!({"status": {"capabilities": ["DepthLimit", "Continuation", "AgentModel", "AgentProvider", "AgentMaxTokens"]}});
+    let descriptor = serde_json::to_value(verdict(asked, able, &Store::Usable).unwrap().descriptor).unwrap();
+    assert_eq!((&descriptor["agentModel"], &descriptor["agentProvider"]), (&json!("m"), &json!("n")));
+    assert_eq!(descriptor.get("maxTokens"), None, "token limits belong to an activation");
 }

@@ -15,6 +15,7 @@ use crate::{
         apply::{ignore_gone, without, write_finalizers},
         descendants::tell,
         events::Note,
+        validate::Refusal,
     },
 };
 use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
@@ -24,10 +25,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 use std::time::Duration;
-use subagent_crds::{Subagent, SubagentRun, SubagentStatus, names};
+use subagent_crds::{Reason, Subagent, SubagentRun, SubagentStatus, names};
 
-/// How soon a run that found no room is tried again. Quota frees up when others go; nothing tells when.
-const QUOTA_RETRY: Duration = Duration::from_secs(10);
+/// How soon a run that was refused is tried again. Quota frees up when others go, and policies change; nothing tells when.
+const REFUSED_RETRY: Duration = Duration::from_secs(10);
 /// How soon a session that could not be removed is tried again.
 const FORGET_RETRY: Duration = Duration::from_secs(10);
 
@@ -51,6 +52,8 @@ pub enum Applied {
     Changed,
     /// Those below were told to stop, but for these failures: read again.
     Told(Vec<String>),
+    /// The child changed; this is it now, and there is nothing more to do for now.
+    Rests(Box<Subagent>, Duration),
     /// Nothing more to do for now.
     Done(Option<Duration>),
 }
@@ -74,7 +77,7 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             context.metrics.wrote("subagent", "finalizer");
             Ok(Applied::Child(Box::new(written)))
         }
-        Step::CreateRun(run) => create_run(context, child, &runs, &run).await,
+        Step::CreateRun(run) => create_run(context, world, &children, &run, now).await,
         Step::ChangeRun(change) => {
             if let Some(run) = world.run.ours() {
                 change_run(context, &runs, run, &change).await?;
@@ -138,11 +141,13 @@ fn our_patch() -> PatchParams {
 /// Creates the run of the claimed activation. One that is there already is judged by the next read.
 async fn create_run(
     context: &Context,
-    child: &Subagent,
-    runs: &Api<SubagentRun>,
+    world: &World,
+    children: &Api<Subagent>,
     run: &SubagentRun,
+    now: Timestamp,
 ) -> Result<Applied, Error> {
     let name = run.name_any();
+    let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &run.namespace().unwrap_or_default());
     let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PostParams::default() };
     match api::write(format!("creating run {name}"), runs.create(&params, run)).await {
         Ok(_) => {
@@ -152,14 +157,34 @@ async fn create_run(
         Err(WriteError::Refused { status, .. }) if status.reason == "AlreadyExists" => Ok(Applied::Changed),
         // The child's own deletion is about to come.
         Err(WriteError::Refused { status, .. }) if api::is_namespace_terminating(&status) => Ok(Applied::Done(None)),
-        Err(WriteError::Refused { status, .. }) if api::is_quota(&status) => {
-            let text = format!("run {name} finds no room: {}; it is tried again", status.message);
-            events::tell(context, child, Note { warning: true, reason: "QuotaExceeded", text, for_parent: false })
-                .await;
-            Ok(Applied::Done(Some(QUOTA_RETRY)))
-        }
-        Err(error) => Err(error.into()),
+        Err(error) => match refusal(&error) {
+            Some(refusal) => {
+                let new = status::run_refused(world, &refusal, now);
+                if world.child.status.as_ref() == Some(&new) {
+                    return Ok(Applied::Done(Some(REFUSED_RETRY)));
+                }
+                let written = Box::new(write_status(context, children, &world.child, &new).await?);
+                let is_over = new.activation.is_none();
+                Ok(if is_over { Applied::Child(written) } else { Applied::Rests(written, REFUSED_RETRY) })
+            }
+            None => Err(error.into()),
+        },
     }
+}
+
+/// Why a run was not created, if that is for a person to change.
+fn refusal(error: &WriteError) -> Option<Refusal> {
+    let status = match error {
+        WriteError::Refused { status, .. } => status,
+        // What a webhook that does not answer leads to.
+        WriteError::Call { source, .. } => match &**source {
+            kube::Error::Api(status) if status.code == 500 => status,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let reason = if api::is_quota(status) { Reason::QuotaExceeded } else { Reason::RunRefused };
+    Some(Refusal { reason, message: reason.with_remedy(&status.message) })
 }
 
 /// Brings the run to what the status asks, guarded by the resourceVersion that was looked at.

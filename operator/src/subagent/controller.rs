@@ -137,18 +137,22 @@ fn relative_facts(child: &Subagent) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The child that a run activates, those above it that wait for its end, and those that wait for it as their parent.
+/// The child that a run activates, those above it that it keeps from their rest or that wait for its end, and those that wait for it as their parent.
 fn woken_by_run(children: &Store<Subagent>, run: &SubagentRun) -> Vec<ObjectRef<Subagent>> {
     let lineage = run.status.as_ref().and_then(|status| status.lineage.as_ref());
     let activated = run.spec.activation.as_ref().map(|activation| &activation.subagent_ref);
-    woken(children, run.namespace(), run.metadata.name.as_deref(), lineage, |child| {
+    let phase = run.status.as_ref().and_then(|status| status.phase);
+    // An activation is its child's business: that is what is live.
+    let is_live = run.spec.activation.is_none() && !phase.is_some_and(Phase::is_terminal);
+    woken(children, run.namespace(), run.metadata.name.as_deref(), lineage, is_live, |child| {
         activated.is_some_and(|activated| Some(&activated.uid) == child.metadata.uid.as_ref())
     })
 }
 
 fn woken_by_child(children: &Store<Subagent>, news: &Subagent) -> Vec<ObjectRef<Subagent>> {
     let lineage = news.status.as_ref().and_then(|status| status.lineage.as_ref());
-    woken(children, news.namespace(), news.metadata.name.as_deref(), lineage, |_| false)
+    let is_live = news.status.as_ref().is_some_and(|status| status.activation.is_some());
+    woken(children, news.namespace(), news.metadata.name.as_deref(), lineage, is_live, |_| false)
 }
 
 fn woken(
@@ -156,12 +160,14 @@ fn woken(
     namespace: Option<String>,
     name: Option<&str>,
     lineage: Option<&Lineage>,
+    is_live: bool,
     is_activated: impl Fn(&Subagent) -> bool,
 ) -> Vec<ObjectRef<Subagent>> {
     let above: BTreeSet<&str> = lineage.iter().flat_map(|lineage| &lineage.ancestors).map(String::as_str).collect();
     let waits = |child: &Subagent| {
         let phase = child.status.as_ref().and_then(|status| status.phase);
-        let for_end = child.metadata.deletion_timestamp.is_some() || phase == Some(SubagentPhase::Waiting);
+        // One that is live now ends the rest of those above it, whatever the cache knows of that (contract c45).
+        let for_end = is_live || child.metadata.deletion_timestamp.is_some() || phase == Some(SubagentPhase::Waiting);
         let is_above = child.metadata.uid.as_deref().is_some_and(|uid| above.contains(uid));
         let parent = child.spec.parent_ref.as_ref().map(|parent: &ParentRef| parent.name.as_str());
         for_end && is_above || is_undecided(child) && parent.is_some() && parent == name
@@ -210,6 +216,10 @@ async fn steps(child: &Subagent, context: &Context) -> Result<Action, Error> {
             Applied::Child(written) => {
                 announce(context, world.child.status.as_ref(), &written).await;
                 (*written, told)
+            }
+            Applied::Rests(written, after) => {
+                announce(context, world.child.status.as_ref(), &written).await;
+                return Ok(Action::requeue(after));
             }
             Applied::Told(failures) => (world.child, Some(failures)),
             Applied::Changed => (world.child, told),
@@ -269,5 +279,32 @@ fn on_error(child: Arc<Subagent>, error: &Error, _: Arc<Context>) -> Action {
             tracing::warn!(namespace, name, %error, "reconcile failed");
             Action::requeue(FAILURE_RETRY)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subagent::plan_tests::child;
+    use kube::runtime::reflector;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    /// c45: who is above something live is not at rest, whatever the cache holds of it.
+    #[rstest]
+    #[case::settled(json!({"phase": "Settled"}), json!({"activation": {"epoch": 1, "runName": "r"}}), 1)]
+    #[case::about_to_settle(json!({"phase": "Active"}), json!({"activation": {"epoch": 1, "runName": "r"}}), 1)]
+    #[case::nothing_live(json!({"phase": "Settled"}), json!({}), 0)]
+    #[case::waits_for_its_end(json!({"phase": "Waiting"}), json!({}), 1)]
+    fn c45_what_is_live_below_wakes_one_at_rest(#[case] above: Value, #[case] below: Value, #[case] expected: usize) {
+        let lineage = json!({"depth": 2, "rootUID": "top", "ancestors": ["top"]});
+        let accepted = json!({"lineage": {"depth": 1, "rootUID": "top"}, "descriptor": {"version": 1, "mode": "Continuable",
+            "provider": "p", "providerRevision": "r", "context": "Fresh", "description": "d"}});
+        let merged = crate::run::plan_tests::merged;
+        let (reader, mut writer) = reflector::store();
+        let top = child(json!({"metadata": {"name": "top", "uid": "top"}, "status": merged(accepted, above)}));
+        writer.apply_watcher_event(&watcher::Event::Apply(top));
+        let news = child(json!({"status": merged(json!({"lineage": lineage}), below)}));
+        assert_eq!(woken_by_child(&reader, &news).len(), expected);
     }
 }

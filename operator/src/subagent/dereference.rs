@@ -64,7 +64,12 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
     if activation.is_none_or(|activation| activation.state == ActivationState::Claimed) {
         world.past = Some(past(context, &world.child).await?);
     }
-    if deleting || plan::may_rest(&world.child, &world.run) {
+    let may_never_start = plan::may_never_start(&status);
+    if may_never_start {
+        // Its defaults may hold the start deadline.
+        world.provider = provider(context, &namespace, &world.child.spec.provider_ref.name).await?;
+    }
+    if deleting || may_never_start || plan::may_rest(&world.child, &world.run) {
         let uid = world.child.uid().unwrap_or_default();
         world.children = Some(find::below(context, &namespace, &uid, status.lineage.as_ref()).await?);
     }

@@ -7,7 +7,7 @@ use crate::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentStatus, conditions,
+    Reason, Subagent, SubagentPhase, SubagentStatus, conditions,
     subagent_status::{ActivationState, ChildTurn},
 };
 
@@ -40,6 +40,13 @@ pub fn notes(old: &SubagentStatus, new: &SubagentStatus) -> Vec<Note> {
     let is_skipped = skipped(new).is_some() && skipped(new) != skipped(old);
     if let Some(text) = skipped(new).filter(|_| is_skipped) {
         note(true, "NumberSkipped", text.clone(), false);
+    }
+    let refused = |status: &SubagentStatus| {
+        let activation = status.activation.as_ref().filter(|activation| activation.run_uid.is_none())?;
+        Some((activation.epoch, Reason::parse(status.reason.as_deref()?)?))
+    };
+    if let Some((_, reason)) = refused(new).filter(|_| refused(new) != refused(old)) {
+        note(true, reason.as_str(), because(new), false);
     }
     if let Some(ended) = ended(old, new).filter(|_| !is_skipped) {
         let failed = new.reason.is_some();

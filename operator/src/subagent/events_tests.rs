@@ -47,6 +47,17 @@ fn c10_an_activation_that_failed_before_its_session_has_no_settlement() {
     assert!(notes[0].text.contains("ImagePullFailed: no image"), "{}", notes[0].text);
 }
 
+/// R13: an activation that gets no run is told, and once.
+#[test]
+fn r13_a_run_that_is_refused_is_told_once() {
+    let claimed = active(1, "Claimed", json!({}));
+    let refused = active(1, "Claimed", json!({"reason": "RunRefused", "message": "a policy"}));
+    assert_eq!(told(&claimed, &refused), [("RunRefused", false)]);
+    assert_eq!(told(&refused, &refused), []);
+    let failed = status(json!({"phase": "Parked", "epochs": 1, "reason": "RunRefused", "message": "a policy"}));
+    assert_eq!(told(&refused, &failed), [("StartFailed", true)]);
+}
+
 /// r8: a new session where one would expect the old one is said aloud.
 #[test]
 fn r8_a_later_activation_without_a_stored_session_is_told() {

@@ -69,6 +69,14 @@ pub fn advance(facts: &Facts<'_>, now: Timestamp) -> SubagentStatus {
     inbox.new
 }
 
+/// The status when an activation fails that never had a run: what woke it is rejected, and the rest is parked (pitfall R13).
+pub fn fail_unborn(facts: &Facts<'_>, now: Timestamp) -> SubagentStatus {
+    let mut inbox = Inbox { facts, new: facts.child.status.clone().unwrap_or_default(), now: Time(now) };
+    inbox.fail_unborn();
+    inbox.settle();
+    inbox.new
+}
+
 /// Name of the run of an activation.
 pub fn run_name(child: &Subagent, epoch: i64) -> String {
     let name = child.metadata.name.as_deref().unwrap_or_default();
@@ -206,6 +214,24 @@ impl<'a> Inbox<'a> {
         }
     }
 
+    /// A cancelled activation discards what was placed on it; what came later starts the next.
+    fn fail_unborn(&mut self) {
+        let Some(activation) = self.new.activation.take() else { return };
+        if activation.epoch <= self.new.cancelled_through_epoch {
+            self.discard_unborn(activation.epoch);
+            return;
+        }
+        for at in self.in_order(|message| !message.outcome.is_terminal()) {
+            if self.new.messages[at].id == activation.woken_by {
+                self.conclude(at, Outcome::Rejected, Some(Code::ActivationFailed));
+                continue;
+            }
+            let message = &mut self.new.messages[at];
+            (message.outcome, message.placement, message.epoch) = (Outcome::Parked, None, None);
+            message.at = Some(self.now.clone());
+        }
+    }
+
     fn is_deleting(&self) -> bool {
         self.facts.child.metadata.deletion_timestamp.is_some()
     }
@@ -217,6 +243,7 @@ impl<'a> Inbox<'a> {
         let Some(activation) = self.activation() else { return };
         let skipped = activation.epoch;
         (activation.epoch, activation.run_name, activation.run_uid) = (epoch, run_name, None);
+        activation.refused_since = None;
         for message in &mut self.new.messages {
             if message.epoch == Some(skipped) && !message.outcome.is_terminal() {
                 message.epoch = Some(epoch);
@@ -228,6 +255,7 @@ impl<'a> Inbox<'a> {
         let report = report_of(run);
         let Some(activation) = self.activation() else { return };
         activation.run_uid.clone_from(&run.metadata.uid);
+        activation.refused_since = None;
         if activation.state == ActivationState::Claimed {
             activation.state = ActivationState::Starting;
         }

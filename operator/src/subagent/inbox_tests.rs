@@ -123,6 +123,8 @@ enum Step {
     SteerAnswered(bool),
     WorkerCloses,
     WorkerDies,
+    /// The API server refused the run of the activation for too long.
+    NeverBorn,
 }
 
 struct World {
@@ -224,6 +226,16 @@ impl World {
                     run.spec.cancel = change.cancel;
                 }
             }
+        }
+    }
+
+    fn never_born(&mut self) {
+        let activation = self.child.status.as_ref().and_then(|status| status.activation.as_ref());
+        let is_unborn = activation.is_some_and(|one| one.run_uid.is_none() && !self.runs.contains_key(&one.run_name));
+        if is_unborn && self.child.metadata.deletion_timestamp.is_none() {
+            let memory = HashMap::new();
+            let status = fail_unborn(&alone(&self.child, &memory), at(self.now));
+            self.write(status);
         }
     }
 
@@ -387,6 +399,7 @@ impl World {
                     self.workers.get_mut(&name).unwrap().over = Some("Completed");
                 }
             }
+            Step::NeverBorn => self.never_born(),
             Step::WorkerDies => {
                 if let Some((_, worker)) = self.live_worker() {
                     worker.over = Some("Error");
@@ -479,6 +492,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(Step::SteerAnswered),
         3 => Just(Step::WorkerCloses),
         1 => Just(Step::WorkerDies),
+        1 => Just(Step::NeverBorn),
     ]
 }
 
@@ -613,6 +627,31 @@ fn r13_an_activation_that_fails_before_its_turn_rejects_what_woke_it_and_parks_t
     world.step(&Step::Append(Delivery::Queue, true));
     world.drain();
     assert_eq!(words(&world), "Rejected/ActivationFailed Claimed Started");
+}
+
+/// c43: it discards what was placed, and nothing later.
+#[rstest::rstest]
+#[case::failed(false, "Rejected/ActivationFailed Parked Parked", "Rejected/ActivationFailed Claimed Claimed Started")]
+#[case::cancelled(true, "Discarded Discarded Accepted", "Discarded Discarded Started Claimed")]
+fn r13_an_activation_without_a_run_fails_as_one_that_had_one(
+    #[case] is_cancelled: bool,
+    #[case] expected: &str,
+    #[case] in_the_end: &str,
+) {
+    let mut world = play("+q +q");
+    world.step(&Step::Reconcile { acts: false });
+    if is_cancelled {
+        world.child.spec.cancel_through_epoch = 1;
+        world.step(&Step::Reconcile { acts: false });
+    }
+    world.step(&Step::Append(Delivery::Queue, true));
+    world.step(&Step::Reconcile { acts: false });
+    world.step(&Step::NeverBorn);
+    assert_eq!(words(&world), expected);
+    world.step(&Step::Append(Delivery::Queue, true));
+    world.drain();
+    assert_eq!(words(&world), in_the_end);
+    world.check();
 }
 
 #[test]

@@ -297,6 +297,14 @@ fn let_go(world: &World, status: &SubagentStatus) -> Step {
     if status.activation.is_some() { Step::Wait(None) } else { Step::Forget }
 }
 
+/// Whether an activation may end without ever having had a run: it was refused before, or is cancelled.
+pub fn may_never_start(status: &SubagentStatus) -> bool {
+    status.activation.as_ref().is_some_and(|activation| {
+        let is_cancelled = activation.epoch <= status.cancelled_through_epoch;
+        activation.run_uid.is_none() && (activation.refused_since.is_some() || is_cancelled)
+    })
+}
+
 /// Whether the run that was found is over or gone, so that the child may come to rest.
 pub fn may_rest(child: &Subagent, run: &Run) -> bool {
     let activation = child.status.as_ref().and_then(|status| status.activation.as_ref());

@@ -472,3 +472,74 @@ mod room {
         assert_eq!(status(&world).messages[5].code, Some(Code::NotDelivered));
     }
 }
+
+mod refusal {
+    use super::*;
+    use crate::{run::validate::Refusal, subagent::status::run_refused};
+    use subagent_crds::Reason;
+
+    fn refuse(world: &mut World, reason: Reason, second: i64) {
+        let refusal = Refusal { reason, message: "policy p says no".into() };
+        world.child.status = Some(run_refused(world, &refusal, at(second)));
+    }
+
+    /// R13: a run that the API server does not take is shown, tried again, and in the end given up.
+    #[test]
+    fn r13_a_refused_run_is_shown_and_given_up_at_the_start_deadline() {
+        let mut world = world(child(json!({"spec": {"activation": {"startDeadlineSeconds": 60}}})));
+        world.child.spec.messages.push(serde_json::from_value(json!({"id": "m2", "text": "more"})).unwrap());
+        assert!(matches!(settle(&mut world, 1), Step::CreateRun(_)));
+        world.children = None;
+        refuse(&mut world, Reason::RunRefused, 2);
+        let shown = status(&world).clone();
+        assert_eq!((shown.phase, shown.reason.as_deref()), (Some(SubagentPhase::Active), Some("RunRefused")));
+        assert!(shown.message.as_ref().unwrap().contains("policy p says no"), "{:?}", shown.message);
+        assert!(crate::subagent::plan::may_never_start(&shown), "who is below it is looked at from now on");
+        world.children = Some(vec![]);
+        assert!(matches!(next(&world, at(3)), Step::CreateRun(_)), "tried again, and what is shown stays");
+        refuse(&mut world, Reason::RunRefused, 61);
+        assert_eq!(status(&world), &shown, "nothing is written while nothing changes");
+        refuse(&mut world, Reason::RunRefused, 62);
+        assert_eq!(settle(&mut world, 62), Step::Wait(None));
+        let ended = status(&world);
+        assert_eq!((ended.phase, ended.reason.as_deref()), (Some(SubagentPhase::Parked), Some("RunRefused")));
+        assert!(ended.message.as_ref().unwrap().contains("startDeadlineSeconds 60 is over: policy p says no"));
+        let outcomes: Vec<_> = ended.messages.iter().map(|message| (message.outcome, message.code)).collect();
+        assert_eq!(outcomes, [(Outcome::Rejected, Some(Code::ActivationFailed)), (Outcome::Parked, None)]);
+        assert_eq!((ended.activation.as_ref(), ended.epochs), (None, 1), "nothing starts by itself");
+    }
+
+    /// A quota frees up, as for pods: time spent waiting for it does not count.
+    #[test]
+    fn n1_a_full_quota_is_waited_for() {
+        let mut world = world(child(json!({"spec": {"activation": {"startDeadlineSeconds": 60}}})));
+        settle(&mut world, 1);
+        refuse(&mut world, Reason::QuotaExceeded, 2);
+        refuse(&mut world, Reason::QuotaExceeded, 900);
+        assert_eq!(status(&world).reason.as_deref(), Some("QuotaExceeded"));
+        refuse(&mut world, Reason::RunRefused, 901);
+        assert!(status(&world).activation.is_some());
+        let Step::CreateRun(mut run) = next(&world, at(902)) else { panic!("a run") };
+        run.metadata.uid = Some("run-uid".into());
+        world.run = Run::Ours(run);
+        settle(&mut world, 902);
+        let started = status(&world);
+        assert_eq!((started.reason.as_deref(), &started.message.as_deref()), (None, &Some("activation 1 is starting")));
+        assert_eq!(started.activation.as_ref().unwrap().refused_since, None);
+    }
+
+    #[test]
+    fn c43_a_refused_run_does_not_hold_up_a_cancellation() {
+        let mut world = world(child(json!({})));
+        settle(&mut world, 1);
+        refuse(&mut world, Reason::RunRefused, 2);
+        world.child.spec.cancel_through_epoch = 1;
+        settle(&mut world, 3);
+        refuse(&mut world, Reason::RunRefused, 3);
+        assert_eq!(settle(&mut world, 3), Step::Wait(None));
+        assert_eq!(
+            (status(&world).phase, status(&world).reason.as_deref(), status(&world).messages[0].outcome),
+            (Some(SubagentPhase::Settled), Some("Cancelled"), Outcome::Discarded)
+        );
+    }
+}

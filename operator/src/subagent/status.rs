@@ -4,14 +4,17 @@ use super::{
     inbox::{self, Facts, Remembered},
     memory::Memory,
     plan::{Run, World},
-    pruning,
+    pruning, validate,
 };
 use crate::run::{
     descendants,
     validate::{Acceptance, Refusal},
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 use subagent_crds::{
     Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
     conditions::{self, Status},
@@ -94,18 +97,7 @@ pub fn accepted(world: &World, old: &SubagentStatus, acceptance: Acceptance, now
 pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStatus {
     let old = child.status.clone().unwrap_or_default();
     let memory = recalled(child, world.memory.as_ref());
-    let was_waiting = old.phase == Some(SubagentPhase::Waiting);
-    let facts = Facts {
-        child,
-        run: world.run.found(),
-        memory: &memory,
-        is_memory_lost: world.memory.as_ref().is_some_and(|memory| memory.lost.is_some()),
-        has_live_children: match &world.children {
-            Some(_) => world.live_children().next().is_some(),
-            None => was_waiting,
-        },
-    };
-    let mut new = inbox::advance(&facts, now);
+    let mut new = inbox::advance(&facts(child, world, &memory), now);
     let change = Change::between(&old, &new, &world.run);
     leave_out_remembered(child, world.memory.as_ref(), &mut new);
     if let Some(run) = world.run.ours() {
@@ -114,6 +106,48 @@ pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStat
             descriptor.map(|descriptor| descriptor.provider_revision.clone()).or(new.provider_revision);
     }
     describe(world, &old, &mut new, change);
+    set_conditions(child, world, &old, &mut new, change, now);
+    new
+}
+
+fn facts<'a>(child: &'a Subagent, world: &'a World, memory: &'a HashMap<String, Remembered>) -> Facts<'a> {
+    let phase = child.status.as_ref().and_then(|status| status.phase);
+    Facts {
+        child,
+        run: world.run.found(),
+        memory,
+        is_memory_lost: world.memory.as_ref().is_some_and(|memory| memory.lost.is_some()),
+        has_live_children: match &world.children {
+            Some(_) => world.live_children().next().is_some(),
+            None => phase == Some(SubagentPhase::Waiting),
+        },
+    }
+}
+
+/// The API server has refused the run of the claimed activation. That is shown and tried again: with a full quota until there
+/// is room, else until the start deadline, when the activation fails.
+pub fn run_refused(world: &World, refusal: &Refusal, now: Timestamp) -> SubagentStatus {
+    let child = &world.child;
+    let old = child.status.clone().unwrap_or_default();
+    let mut new = old.clone();
+    let Some(activation) = &mut new.activation else { return new };
+    let number = activation.epoch;
+    let is_quota = refusal.reason == Reason::QuotaExceeded;
+    let since = activation.refused_since.get_or_insert(Time(now)).0;
+    activation.refused_since = activation.refused_since.take().filter(|_| !is_quota);
+    let seconds = validate::start_deadline(child, world.provider.found());
+    let is_late = !is_quota && now >= since + Duration::from_secs(seconds.unsigned_abs());
+    let is_cancelled = number <= old.cancelled_through_epoch;
+    // Who is below it is known from the second refusal on.
+    let change = if (is_late || is_cancelled) && world.children.is_some() { Change::Ended } else { Change::None };
+    let reason = Some((if is_cancelled { Reason::Cancelled } else { refusal.reason }).as_str());
+    if change == Change::None {
+        say(&mut new, reason, &format!("activation {number} has no run yet: {}", refusal.message));
+    } else {
+        new = inbox::fail_unborn(&facts(child, world, &HashMap::new()), now);
+        let why = if is_cancelled { refusal.clone() } else { refusal.in_vain(seconds) };
+        say(&mut new, reason, &format!("activation {number} never had a run: {}", why.message));
+    }
     set_conditions(child, world, &old, &mut new, change, now);
     new
 }
@@ -164,6 +198,11 @@ impl Change {
 fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, change: Change) {
     let run = world.run.ours();
     if let Some(activation) = new.activation.clone() {
+        let is_known = old.activation.as_ref().is_some_and(|old| old.epoch == activation.epoch);
+        if activation.run_uid.is_none() && is_known && old.reason.is_some() && run.is_none() {
+            // Why it has no run yet.
+            return;
+        }
         let problem = run.filter(|_| change == Change::None).and_then(start_problem);
         let number = activation.epoch;
         if new.phase == Some(SubagentPhase::Terminating) {

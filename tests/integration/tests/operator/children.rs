@@ -434,7 +434,7 @@ async fn c45_c47_c51_a_parent_waits_for_its_children_and_takes_them_along() {
     children.until("below", "at work", |status| is_at_work(status)).await;
     let lineage = children.until("below", "accepted", |status| status.lineage.is_some()).await.lineage;
     assert_eq!(lineage.expect("a lineage").depth, 2);
-    children.append("parent", &[queue("m2", "two")]).await;
+    // It was at rest, and is not any more.
     let waits = |status: &SubagentStatus| status.phase == Some(SubagentPhase::Waiting);
     let status = children.until("parent", "Waiting", waits).await;
     assert!(status.message.as_ref().is_some_and(|message| message.contains("below")), "{:?}", status.message);

@@ -252,7 +252,7 @@ async fn c35_c40_c44_a_child_settles_and_goes_on_in_another_pod() {
 async fn c37_messages_at_once_are_turns_in_order() {
     let (children, operator) = Children::new("order").await;
     children.told("child", "!gate open").await;
-    let run = children.until("child", "at work", |status| is_at_work(status)).await;
+    let run = children.until("child", "at work", is_at_work).await;
     let run = run.activation.expect("an activation").run_name;
     children.world.event(&run, "prompt", "").await;
     children.append("child", &[queue("b", "second"), queue("a", "third")]).await;
@@ -283,7 +283,7 @@ fn is_at_work(status: &SubagentStatus) -> bool {
 async fn c43_r15_a_cancelled_activation_settles_the_child() {
     let (children, operator) = Children::new("cancel").await;
     children.told("child", "!hang").await;
-    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.until("child", "at work", is_at_work).await;
     children.append("child", &[queue("m2", "never")]).await;
     children.until("child", "m2 is placed", |status| status.queued_count == 1).await;
     children.merge("child", json!({"spec": {"cancelThroughEpoch": 1}})).await;
@@ -305,7 +305,7 @@ async fn c43_r15_a_cancelled_activation_settles_the_child() {
 async fn c42_an_interruption_parks_and_the_next_message_wakes() {
     let (children, operator) = Children::new("interrupt").await;
     children.told("child", "!hang").await;
-    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.until("child", "at work", is_at_work).await;
     children.append("child", &[queue("m2", "parked")]).await;
     children.until("child", "m2 is placed", |status| status.queued_count == 1).await;
     children.append("child", &[json!({"id": "m3", "delivery": "Interrupt"})]).await;
@@ -431,7 +431,7 @@ async fn c45_c47_c51_a_parent_waits_for_its_children_and_takes_them_along() {
     let own = json!({"name": provider.name_any()});
     let below = json!({"parentRef": parent, "providerRef": own, "messages": [{"id": "m1", "text": "!gate done"}]});
     children.create("below", below).await;
-    children.until("below", "at work", |status| is_at_work(status)).await;
+    children.until("below", "at work", is_at_work).await;
     let lineage = children.until("below", "accepted", |status| status.lineage.is_some()).await.lineage;
     assert_eq!(lineage.expect("a lineage").depth, 2);
     // It was at rest, and is not any more.
@@ -485,7 +485,7 @@ async fn r1_r9_an_operator_that_is_killed_changes_nothing() {
     children.until("child", "claimed", |status| status.activation.is_some()).await;
     operator.kill().await;
     operator = children.operator("second").await;
-    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.until("child", "at work", is_at_work).await;
     children.append("child", &[queue("m2", "two")]).await;
     operator.kill().await;
     children.world.node.collector().open_gate("one");

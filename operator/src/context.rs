@@ -1,6 +1,9 @@
 //! What every reconcile needs.
 
-use crate::{announcements::Announcements, metrics::Metrics, session_store::Store, settings::Settings};
+use crate::{
+    announcements::Announcements, metrics::Metrics, session_store::Store, settings::Settings,
+    subagent::session::LastTry,
+};
 use kube::{Client, runtime::events::Recorder};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -20,6 +23,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// Where checkpoints lie; none when no store is set.
     pub store: Option<Arc<Store>>,
+    /// What the last try of the store came to.
+    pub store_tried: LastTry,
     /// PEM bundle of the gateway's roots.
     pub roots: watch::Receiver<Arc<str>>,
 }

@@ -12,6 +12,7 @@ use crate::{
     session_store::{self, Store},
     settings::Settings,
     subagent,
+    subagent::session::LastTry,
     watching::Scope,
 };
 use anyhow::{Context as _, bail};
@@ -93,6 +94,7 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         announcements,
         metrics,
         store,
+        store_tried: LastTry::default(),
         roots: pki.roots(),
     };
     let scopes = Scope::of(&context.settings.namespaces());

@@ -43,6 +43,15 @@ pub enum Error {
     Write(#[from] WriteError),
 }
 
+impl From<memory::StoreError> for Error {
+    fn from(error: memory::StoreError) -> Self {
+        match error {
+            memory::StoreError::Read(error) => Self::Read(error),
+            memory::StoreError::Write(error) => Self::Write(error),
+        }
+    }
+}
+
 /// What a write led to.
 #[derive(Debug)]
 pub enum Applied {
@@ -224,16 +233,19 @@ async fn remember(
     let (child, memory) = (&world.child, world.memory.clone().unwrap_or_default());
     let old = child.status.clone().unwrap_or_default();
     let batch = memory::Segment::of(old.messages.iter().filter(|message| ids.contains(&message.id)));
-    let addition = memory.with(child, batch);
-    memory::store(&context.client, child, &addition).await?;
+    let addition = memory.with(batch);
+    let mut listed = addition.kept;
+    listed.push(memory::store(&context.client, child, &addition.segment).await?);
     context.metrics.wrote("subagent", "configmap");
-    let new = status::remembering(&old, addition.listed, addition.count);
+    let new = status::remembering(&old, listed, addition.count);
     let written = write_status(context, children, child, &new).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(context.client.clone(), &child.namespace().unwrap_or_default());
-    for name in addition.merged {
+    for part in addition.merged {
         // One that stays is listed nowhere, and goes with the child.
-        let what = format!("deleting ConfigMap {name}");
-        gone_is_done(api::write(what, config_maps.delete(&name, &DeleteParams::default())).await)?;
+        let what = format!("deleting ConfigMap {}", part.name);
+        let preconditions = Preconditions { uid: part.uid, resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        gone_is_done(api::write(what, config_maps.delete(&part.name, &params)).await)?;
     }
     Ok(Applied::Child(Box::new(written)))
 }

@@ -48,7 +48,9 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
         if !deleting {
             world.provider = provider(context, &namespace, &world.child.spec.provider_ref.name).await?;
             world.parent = named_parent(client, &namespace, world.child.spec.parent_ref.as_ref()).await?;
-            world.store = session::state(context).await;
+            if plan::wants_store(&world) {
+                world.store = session::state(context).await;
+            }
         }
         return Ok(world);
     }

@@ -20,6 +20,8 @@ use subagent_crds::{Subagent, message::Outcome, names, subagent_status::MessageS
 const MOST: usize = 8192;
 /// Hex digits that are kept of a digest: nobody meets another one's by chance.
 const DIGITS: usize = 20;
+/// How many names are tried for a part.
+const NAMES: usize = 10;
 /// Key of the ids in a ConfigMap.
 const KEY: &str = "ids";
 
@@ -31,9 +33,18 @@ pub struct Segment(BTreeMap<String, Remembered>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Name and content of each part, oldest first.
-    segments: Vec<(String, Segment)>,
+    segments: Vec<(Part, Segment)>,
     /// What is wrong with a part that is not usable, for a person.
     pub lost: Option<String>,
+}
+
+/// Which ConfigMap holds a part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// Its UID: another one of that name is none of ours.
+    pub uid: Option<String>,
 }
 
 /// What is to be stored so that more ids are remembered.
@@ -41,12 +52,10 @@ pub struct Memory {
 pub struct Addition {
     /// The new part.
     pub segment: Segment,
-    /// Its name.
-    pub name: String,
-    /// The names that the status lists then, oldest first.
-    pub listed: Vec<String>,
-    /// The names that are listed no more: the new part holds what they hold.
-    pub merged: Vec<String>,
+    /// The names that the status goes on listing before that of the new part, oldest first.
+    pub kept: Vec<String>,
+    /// Those that are listed no more: the new part holds what they hold.
+    pub merged: Vec<Part>,
     /// Ids in all.
     pub count: i64,
 }
@@ -81,11 +90,16 @@ impl Segment {
         text.lines().map(record).collect::<Option<_>>().map(Self)
     }
 
-    /// Its name says how many ids it holds, and depends on every one of them: another content has another name.
-    fn name(&self, child: &Subagent) -> String {
-        let digest = naming::hex(&Sha256::digest(self.encode().as_bytes())[..4]);
+    /// Its names, in the order in which they are tried: somebody may have taken one. Each says how many ids it holds, and
+    /// depends on every one of them: another content has other names.
+    fn names(&self, child: &Subagent) -> impl Iterator<Item = String> {
         let (name, uid) = (child.name_any(), child.uid().unwrap_or_default());
-        naming::derived(&name, &uid, &format!("s{}-{digest}", self.0.len()))
+        let (ids, size) = (self.encode(), self.0.len());
+        (0..NAMES).map(move |number| {
+            let salt = if number == 0 { String::new() } else { number.to_string() };
+            let digest = naming::hex(&Sha256::digest(format!("{ids}{salt}").as_bytes())[..4]);
+            naming::derived(&name, &uid, &format!("s{size}-{digest}"))
+        })
     }
 }
 
@@ -99,11 +113,11 @@ impl Memory {
     /// A memory of one part.
     #[cfg(test)]
     pub fn of(name: &str, segment: Segment) -> Self {
-        Self { segments: vec![(name.to_owned(), segment)], lost: None }
+        Self { segments: vec![(Part { name: name.to_owned(), uid: None }, segment)], lost: None }
     }
 
     /// What is to be stored so that this is remembered, too.
-    pub fn with(&self, child: &Subagent, batch: Segment) -> Addition {
+    pub fn with(&self, batch: Segment) -> Addition {
         let mut segment = batch;
         let mut kept = self.segments.as_slice();
         while let Some(((_, last), rest)) = kept.split_last()
@@ -113,17 +127,12 @@ impl Memory {
             segment.take_in(last);
             kept = rest;
         }
-        let name = segment.name(child);
-        let names = |part: &[(String, Segment)]| part.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let count = kept.iter().map(|(_, kept)| kept.0.len()).sum::<usize>() + segment.0.len();
-        let mut listed = names(kept);
-        listed.push(name.clone());
         Addition {
-            merged: names(&self.segments[kept.len()..]),
+            merged: self.segments[kept.len()..].iter().map(|(part, _)| part.clone()).collect(),
             count: i64::try_from(count).unwrap_or(i64::MAX),
             segment,
-            name,
-            listed,
+            kept: kept.iter().map(|(part, _)| part.name.clone()).collect(),
         }
     }
 }
@@ -141,12 +150,21 @@ pub async fn load(client: &Client, child: &Subagent) -> Result<Memory, ReadError
     let mut memory = Memory::default();
     let seen = child.status.as_ref().and_then(|status| status.seen_ids.as_ref());
     for name in seen.iter().flat_map(|seen| &seen.config_maps) {
-        match judge(child, name, api::get(&config_maps, name).await?.as_ref()) {
-            Ok(segment) => memory.segments.push((name.clone(), segment)),
+        let found = api::get(&config_maps, name).await?;
+        let uid = found.as_ref().and_then(|found| found.metadata.uid.clone());
+        match judge(child, name, found.as_ref()) {
+            Ok(segment) => memory.segments.push((Part { name: name.clone(), uid }, segment)),
             Err(why) => memory.lost = memory.lost.or(Some(why)),
         }
     }
     Ok(memory)
+}
+
+/// Whether a ConfigMap is the child's own: nobody else makes one that is, and none of ours is changed (contract D2).
+fn is_ours(child: &Subagent, found: &ConfigMap) -> bool {
+    let mut owners = found.metadata.owner_references.iter().flatten();
+    found.immutable == Some(true)
+        && owners.any(|owner| owner.controller == Some(true) && Some(&owner.uid) == child.metadata.uid.as_ref())
 }
 
 /// What a found ConfigMap holds, if it is the one that was stored under the name.
@@ -156,31 +174,55 @@ fn judge(child: &Subagent, name: &str, found: Option<&ConfigMap>) -> Result<Segm
         "restore it, or create a new Subagent: no new message is taken, since nobody can tell whether it is one";
     let Some(found) = found else { return Err(format!("{named} is gone; {remedy}")) };
     let text = found.data.as_ref().and_then(|data| data.get(KEY)).map(String::as_str).unwrap_or_default();
-    let segment = Segment::decode(text).filter(|segment| segment.name(child) == name);
+    if !is_ours(child, found) {
+        return Err(format!("{named} is not the child's own any more; {remedy}"));
+    }
+    let segment = Segment::decode(text).filter(|segment| segment.names(child).any(|own| own == name));
     segment.ok_or_else(|| format!("{named} does not hold what was stored there; {remedy}"))
 }
 
-/// Stores a new part. Again is the same: its name depends on its content.
+/// Stores a new part and gives its name. Again is the same: its names depend on its content. One that is taken by something
+/// else is left alone (contract D2).
 ///
 /// # Errors
-/// [`WriteError`], also when something else has the name.
-pub async fn store(client: &Client, child: &Subagent, addition: &Addition) -> Result<(), WriteError> {
+/// [`StoreError`], also when something else has every name.
+pub async fn store(client: &Client, child: &Subagent, segment: &Segment) -> Result<String, StoreError> {
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &child.namespace().unwrap_or_default());
     let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PostParams::default() };
-    let (what, body) = (format!("creating ConfigMap {}", addition.name), config_map(child, addition));
-    match api::write(what, config_maps.create(&params, &body)).await {
-        Ok(_) => Ok(()),
-        // What it holds is looked at whenever it is read.
-        Err(WriteError::Refused { status, .. }) if status.reason == "AlreadyExists" => Ok(()),
-        Err(error) => Err(error),
+    let mut taken = None;
+    for tried in segment.names(child) {
+        let (what, body) = (format!("creating ConfigMap {tried}"), config_map(child, &tried, segment));
+        match api::write(what, config_maps.create(&params, &body)).await {
+            Ok(_) => return Ok(tried),
+            Err(WriteError::Refused { what, status }) if status.reason == "AlreadyExists" => {
+                let found = api::get(&config_maps, &tried).await?;
+                if judge(child, &tried, found.as_ref()).is_ok() {
+                    return Ok(tried);
+                }
+                taken = Some(WriteError::Refused { what, status });
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
+    Err(taken.unwrap_or_else(|| WriteError::Gone("the names of a part".into())).into())
 }
 
-fn config_map(child: &Subagent, addition: &Addition) -> ConfigMap {
+/// A part that was not stored.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// What has its name could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// It was not written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+fn config_map(child: &Subagent, stored: &str, segment: &Segment) -> ConfigMap {
     let (name, uid) = (child.name_any(), child.uid().unwrap_or_default());
     ConfigMap {
         metadata: ObjectMeta {
-            name: Some(addition.name.clone()),
+            name: Some(stored.to_owned()),
             namespace: child.namespace(),
             labels: Some(BTreeMap::from([
                 (names::SUBAGENT_LABEL.to_owned(), name.clone()),
@@ -197,7 +239,7 @@ fn config_map(child: &Subagent, addition: &Addition) -> ConfigMap {
             }]),
             ..ObjectMeta::default()
         },
-        data: Some(BTreeMap::from([(KEY.to_owned(), addition.segment.encode())])),
+        data: Some(BTreeMap::from([(KEY.to_owned(), segment.encode())])),
         immutable: Some(true),
         ..ConfigMap::default()
     }
@@ -230,11 +272,12 @@ mod tests {
 
     fn add(memory: &Memory, batch: &[MessageStatus]) -> (Memory, Addition) {
         let child = child();
-        let addition = memory.with(&child, Segment::of(batch));
-        let stored = config_map(&child, &addition);
-        let segment = judge(&child, &addition.name, Some(&stored)).unwrap();
-        let kept = memory.segments.iter().filter(|(name, _)| addition.listed.contains(name)).cloned();
-        let segments = kept.chain([(addition.name.clone(), segment)]).collect();
+        let addition = memory.with(Segment::of(batch));
+        let name = addition.segment.names(&child).next().unwrap();
+        let stored = config_map(&child, &name, &addition.segment);
+        let segment = judge(&child, &name, Some(&stored)).unwrap();
+        let kept = memory.segments.iter().filter(|(part, _)| addition.kept.contains(&part.name)).cloned();
+        let segments = kept.chain([(Part { name, uid: None }, segment)]).collect();
         (Memory { segments, lost: None }, addition)
     }
 
@@ -253,9 +296,9 @@ mod tests {
                 next += size;
                 let (new, addition) = add(&memory, &batch);
                 prop_assert_eq!(addition.count, next as i64);
-                prop_assert!(addition.merged.iter().all(|name| !addition.listed.contains(name)));
-                prop_assert!(addition.listed.len() <= 14, "{}", addition.listed.len());
-                prop_assert!(addition.listed.iter().all(|name| name.len() <= 64));
+                prop_assert!(addition.merged.iter().all(|part| !addition.kept.contains(&part.name)));
+                prop_assert!(addition.kept.len() < 14, "{}", addition.kept.len());
+                prop_assert!(addition.kept.iter().all(|name| name.len() <= 64));
                 memory = new;
             }
             let largest = memory.segments.iter().map(|(_, segment)| segment.encode().len()).max();
@@ -281,14 +324,44 @@ mod tests {
     fn r12_a_part_that_is_gone_or_was_changed_is_lost_and_named() {
         let child = child();
         let (_, addition) = add(&Memory::default(), &[message(1), message(2)]);
-        let stored = config_map(&child, &addition);
+        let name = addition.segment.names(&child).next().unwrap();
+        let stored = config_map(&child, &name, &addition.segment);
         assert_eq!(stored.immutable, Some(true));
         let mut other = stored.clone();
         other.data.as_mut().unwrap().insert(KEY.into(), "a b Claimed\n".into());
         for found in [None, Some(&other), Some(&ConfigMap::default())] {
-            let why = judge(&child, &addition.name, found).unwrap_err();
-            assert!(why.contains(&addition.name) && why.contains("restore it"), "{why}");
+            let why = judge(&child, &name, found).unwrap_err();
+            assert!(why.contains(&name) && why.contains("restore it"), "{why}");
         }
+    }
+
+    /// What somebody else may change or delete is no memory, whatever it holds.
+    #[test]
+    fn d2_a_part_that_is_not_the_childs_own_is_not_believed() {
+        let child = child();
+        let segment = Segment::of(&[message(1), message(2)]);
+        for name in segment.names(&child) {
+            let stored = config_map(&child, &name, &segment);
+            assert_eq!(judge(&child, &name, Some(&stored)), Ok(segment.clone()));
+            let change = |change: &dyn Fn(&mut ConfigMap)| {
+                let mut other = stored.clone();
+                change(&mut other);
+                other
+            };
+            let owner = |other: &mut ConfigMap, set: &dyn Fn(&mut OwnerReference)| {
+                set(&mut other.metadata.owner_references.as_mut().unwrap()[0]);
+            };
+            for foreign in [
+                change(&|other| other.metadata.owner_references = None),
+                change(&|other| owner(other, &|owner| owner.uid = "another".into())),
+                change(&|other| owner(other, &|owner| owner.controller = None)),
+                change(&|other| other.immutable = None),
+            ] {
+                assert!(judge(&child, &name, Some(&foreign)).is_err(), "{foreign:?}");
+            }
+        }
+        let names: std::collections::BTreeSet<_> = segment.names(&child).collect();
+        assert_eq!(names.len(), NAMES, "a taken one is not the end");
     }
 
     #[test]
@@ -296,7 +369,7 @@ mod tests {
         let mut child = child();
         child.metadata.name = Some("x".repeat(63));
         let all: Vec<_> = (0..MOST).map(message).collect();
-        let addition = Memory::default().with(&child, Segment::of(&all));
-        assert!(addition.name.len() <= 64, "{}", addition.name.len());
+        let addition = Memory::default().with(Segment::of(&all));
+        assert!(addition.segment.names(&child).all(|name| name.len() <= 64));
     }
 }

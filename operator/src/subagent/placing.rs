@@ -100,6 +100,7 @@ pub fn run(child: &Subagent) -> Option<SubagentRun> {
             parameters: spec.parameters.clone(),
             agent_options: spec.agent_options.clone(),
             persona: spec.persona.clone(),
+            tool_filter: spec.tool_filter.clone(),
             max_depth: spec.max_depth,
             start_deadline_seconds: settings.start_deadline_seconds,
             active_deadline_seconds: settings.active_deadline_seconds,

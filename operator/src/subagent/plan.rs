@@ -73,7 +73,7 @@ pub struct World {
     pub parent: Parent,
     /// Those above a parent that is over, up to the first that is not; read together with that.
     pub above: Vec<Parent>,
-    /// The session store; tried while the child is not accepted.
+    /// The session store; tried when nothing else is in the way of accepting the child.
     pub store: Store,
     /// What has the name of the activation's run.
     pub run: Run,
@@ -173,10 +173,18 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis((at.as_millisecond() - now.as_millisecond()).max(1).unsigned_abs())
 }
 
+fn request(world: &World) -> Request<'_> {
+    Request { child: &world.child, provider: &world.provider, parent: &world.parent, store: &world.store }
+}
+
+/// Whether the session store is to be tried before a decision about a child that is not accepted.
+pub fn wants_store(world: &World) -> bool {
+    validate::wants_store(&request(world))
+}
+
 fn before_acceptance(world: &World, old: &SubagentStatus, now: Timestamp) -> Step {
     let child = &world.child;
-    let request = Request { child, provider: &world.provider, parent: &world.parent, store: &world.store };
-    match validate::validate(&request) {
+    match validate::validate(&request(world)) {
         Verdict::Refused(refusal) => Step::Status(Box::new(status::rejected(child, old, &refusal, now))),
         Verdict::Waits(refusal) => {
             let seconds = validate::start_deadline(child, world.provider.found());

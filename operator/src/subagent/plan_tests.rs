@@ -150,6 +150,21 @@ fn c35_acceptance_is_the_start_in_one_write() {
     assert_eq!((run.spec.messages.len(), run.spec.cancel), (1, false));
 }
 
+/// c7: nothing that was accepted is left out.
+#[test]
+fn c7_what_a_child_asks_for_each_of_its_runs_asks_for() {
+    let asked = json!({"persona": "p", "toolFilter": {"allow": ["a"]}, "agentOptions": {"model": "m"}, "maxDepth": 3,
+        "parameters": {"A": "b"}});
+    let able = ["DepthLimit", "Continuation", "ToolFilter", "Persona", "AgentModel"];
+    let provider = provider(json!({"status": {"capabilities": able}}));
+    let mut world = World { provider, ..world(child(json!({"spec": asked}))) };
+    let Step::CreateRun(run) = settle(&mut world, 1) else { panic!("a run") };
+    let spec = serde_json::to_value(&run.spec).unwrap();
+    for (field, value) in asked.as_object().unwrap() {
+        assert_eq!(&spec[field], value, "{field}");
+    }
+}
+
 #[test]
 fn c36_the_runs_uid_is_stored_before_anything_else_is_done_with_it() {
     let mut world = started();

@@ -2,14 +2,36 @@
 
 use super::validate::Store;
 use crate::context::Context;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
+
+/// How long what a try of the store came to holds for other children: many that are created at once ask once.
+const HOLDS: Duration = Duration::from_secs(10);
+
+/// What the last try of the store came to, and when it was over. Whoever asks while it is tried waits for that.
+pub type LastTry = Arc<Mutex<Option<(Instant, Store)>>>;
 
 /// Whether the store can be used right now: it is written, read and removed from.
 pub async fn state(context: &Context) -> Store {
     let Some(store) = &context.store else { return Store::None };
-    match store.check().await {
+    tried(&context.store_tried, Instant::now, async || match store.check().await {
         Ok(()) => Store::Usable,
         Err(error) => Store::Unusable(error.to_string()),
+    })
+    .await
+}
+
+async fn tried(last: &LastTry, clock: impl Fn() -> Instant, try_it: impl AsyncFnOnce() -> Store) -> Store {
+    let mut last = last.lock().await;
+    if let Some((_, state)) = last.as_ref().filter(|(when, _)| clock() < *when + HOLDS) {
+        return state.clone();
     }
+    let state = try_it().await;
+    *last = Some((clock(), state.clone()));
+    state
 }
 
 /// Removes everything that is stored of the child with this UID.
@@ -21,5 +43,30 @@ pub async fn forget(context: &Context, uid: &str) -> Result<(), String> {
         Some(store) => store.delete_prefix(uid).await.map_err(|error| error.to_string()),
         // Whoever took the store away took the session along.
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test]
+    async fn c34_children_that_are_created_at_once_try_the_store_once() {
+        let (last, tries, start) = (LastTry::default(), AtomicUsize::new(0), Instant::now());
+        let ask = |second: u64| {
+            let clock = move || start + Duration::from_secs(second);
+            tried(&last, clock, async || {
+                tokio::task::yield_now().await;
+                match tries.fetch_add(1, Ordering::Relaxed) {
+                    0 => Store::Unusable("silent".into()),
+                    _ => Store::Usable,
+                }
+            })
+        };
+        let silent = Store::Unusable("silent".into());
+        assert_eq!(tokio::join!(ask(1), ask(1)), (silent.clone(), silent.clone()));
+        assert_eq!((ask(10).await, tries.load(Ordering::Relaxed)), (silent, 1));
+        assert_eq!((ask(11).await, tries.load(Ordering::Relaxed)), (Store::Usable, 2));
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use subagent_crds::{
     Reason, Subagent, SubagentProvider, bounds,
     message::{Delivery, InboxMessage},
-    run_status::{Descriptor, Effective},
+    run_status::{Descriptor, Effective, Lineage},
 };
 
 /// The capability to keep a volume for the life of a child; no provider has it in this version.
@@ -51,16 +51,15 @@ pub fn validate(request: &Request<'_>) -> Verdict {
     }
 }
 
+/// Whether only the session store, and what comes after it, can still turn the child away. It is tried for no other: that takes
+/// its time (contract c5: it comes last).
+pub fn wants_store(request: &Request<'_>) -> bool {
+    before_store(request).is_ok()
+}
+
 fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
+    let (provider, lineage, cap) = before_store(request)?;
     let spec = &request.child.spec;
-    let provider = ready_provider(&spec.provider_ref.name, request.provider)?;
-    asked_capabilities(request.child, provider)?;
-    if spec.max_depth.is_some_and(|depth| depth < 0) {
-        return Err(refuse(Reason::InvalidArgs, "spec.maxDepth is negative; write 0 or more".into()));
-    }
-    run::parameters(spec.parameters.as_ref())?;
-    let uid = request.child.metadata.uid.as_deref().unwrap_or_default();
-    let (lineage, cap) = run::lineage(uid, spec.parent_ref.as_ref(), spec.max_depth, request.parent)?;
     store(request.store)?;
     first_message(spec.messages.first())?;
     let revision = provider.status.as_ref().and_then(|status| status.revision.clone()).unwrap_or_default();
@@ -81,6 +80,19 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
         },
         effective: Effective::default(),
     })
+}
+
+fn before_store<'a>(request: &Request<'a>) -> Result<(&'a SubagentProvider, Lineage, Option<i32>), Verdict> {
+    let spec = &request.child.spec;
+    let provider = ready_provider(&spec.provider_ref.name, request.provider)?;
+    asked_capabilities(request.child, provider)?;
+    if spec.max_depth.is_some_and(|depth| depth < 0) {
+        return Err(refuse(Reason::InvalidArgs, "spec.maxDepth is negative; write 0 or more".into()));
+    }
+    run::parameters(spec.parameters.as_ref())?;
+    let uid = request.child.metadata.uid.as_deref().unwrap_or_default();
+    let (lineage, cap) = run::lineage(uid, spec.parent_ref.as_ref(), spec.max_depth, request.parent)?;
+    Ok((provider, lineage, cap))
 }
 
 /// Contract c5: maxDepth, toolFilter, persona, then the other optional fields; and that the session can be continued.

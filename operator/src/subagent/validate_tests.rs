@@ -45,6 +45,23 @@ fn c5_c34_what_a_child_asks_for_is_checked_in_order(
     assert!(message.contains(words), "{message}");
 }
 
+/// c5: the store is last, and tried for no child that something else turns away or lets wait.
+#[rstest]
+#[case::nothing_in_the_way(json!({}), json!({}), true)]
+#[case::the_first_message_comes_later(json!({"messages": []}), json!({}), true)]
+#[case::waits(json!({}), json!({"status": {"observedGeneration": 0}}), false)]
+#[case::lacks(json!({"persona": ""}), json!({}), false)]
+#[case::too_deep(json!({"maxDepth": 0}), json!({}), false)]
+fn c5_the_store_is_tried_when_nothing_else_is_in_the_way(
+    #[case] asked: Value,
+    #[case] offered: Value,
+    #[case] expected: bool,
+) {
+    let (child, provider) = (child(json!({"spec": asked})), provider(offered));
+    let request = Request { child: &child, provider: &provider, parent: &Parent::NotAsked, store: &Store::None };
+    assert_eq!(wants_store(&request), expected);
+}
+
 #[rstest]
 #[case::none(Store::None, "no session store is configured")]
 #[case::unusable(Store::Unusable("the disk is full".into()), "the disk is full")]

@@ -11,8 +11,7 @@ use crate::{
     provider, run,
     session_store::{self, Store},
     settings::Settings,
-    subagent,
-    subagent::session::LastTry,
+    subagent::{self, session::LastTry},
     watching::Scope,
 };
 use anyhow::{Context as _, bail};

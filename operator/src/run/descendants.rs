@@ -150,7 +150,11 @@ impl Family {
 pub fn are_to_stop(run: &SubagentRun) -> bool {
     let Some(status) = &run.status else { return false };
     let is_closed = status.stopping.is_some() || status.phase.is_some_and(Phase::is_terminal);
-    wants_stop(run) && status.lineage.is_some() && is_closed
+    // A cancel that was carried out down to the last of them: a child below that is spoken to afterwards goes on.
+    let is_done = status.phase == Some(Phase::Cancelled)
+        && conditions::is_true(&status.conditions, conditions::STOPPED)
+        && run.metadata.deletion_timestamp.is_none();
+    wants_stop(run) && status.lineage.is_some() && is_closed && !is_done
 }
 
 /// Since when the run is being deleted.

@@ -183,6 +183,11 @@ impl<'a> Inbox<'a> {
                 self.discard_unborn(activation.epoch);
                 self.new.activation = None;
             }
+            // Cancelled before it had one: nobody has what was placed on it, and nothing is left to wait for.
+            Found::Missing | Found::Foreign if activation.epoch <= self.new.cancelled_through_epoch => {
+                self.discard_unborn(activation.epoch);
+                self.new.activation = None;
+            }
             // Its number may be claimed and nothing more.
             Found::Missing => {}
             Found::Foreign => self.skip_number(),

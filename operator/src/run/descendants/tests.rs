@@ -225,6 +225,17 @@ fn c51_a_cancel_of_a_finished_parent_still_reaches_its_descendants() {
     assert!(matches!(next(&world, at(6)), Step::Wait(_)));
 }
 
+/// What was cancelled down to the last of them is done: a child below, spoken to afterwards, goes on.
+#[test]
+fn c43_c51_a_cancel_that_was_carried_out_reaches_nothing_later() {
+    let mut world = world(run(merged(merged(with_pod(), over("Cancelled", "True")), told())), None);
+    with(&mut world, vec![below(json!({}))]);
+    assert_ne!(next(&world, at(9)), Step::StopDescendants);
+    let mut held = world.clone();
+    held.run = run(merged(merged(with_pod(), over("Cancelled", "False")), told()));
+    assert_eq!(next(&held, at(9)), Step::StopDescendants, "not proven stopped, so not done");
+}
+
 /// The time to live counts from the end, and waits for live descendants; nobody is cancelled by it.
 #[test]
 fn the_time_to_live_waits_for_live_descendants() {

@@ -10,6 +10,7 @@ use serde_json::json;
 use subagent_crds::{
     Subagent, SubagentProvider, SubagentRun,
     content::{ConfigMapKeyRef, Prompt},
+    names,
     run::{ParentKind, ParentRef},
     subagent::Workspace,
 };
@@ -148,6 +149,13 @@ async fn d3_only_the_operator_writes_activations() {
         &["spec.activation is changed by the operator alone"],
     );
     patch::<SubagentRun>(&operator, &scene, "run", closed).await.expect("the operator");
+    for labels in [json!({names::SUBAGENT_UID_LABEL: null}), json!({names::SUBAGENT_LABEL: "another"})] {
+        told(
+            patch::<SubagentRun>(&admin, &scene, "run", json!({"metadata": {"labels": labels}})).await,
+            &["labels subagents.dev/subagent and subagents.dev/subagent-uid of an activation are the operator's"],
+        );
+    }
+    patch::<SubagentRun>(&admin, &scene, "run", json!({"metadata": {"labels": {"team": "a"}}})).await.expect("a label");
     // Cancelling an activation is anyone's who may update the run (c43).
     patch::<SubagentRun>(&admin, &scene, "run", json!({"spec": {"cancel": true}})).await.expect("a cancel");
 }

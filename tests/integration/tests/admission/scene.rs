@@ -108,6 +108,11 @@ impl Scene {
 pub fn activation_run(name: &str) -> SubagentRun {
     let mut run = make_run(name);
     run.spec.prompt = None;
+    run.metadata.labels = Some(
+        [(names::SUBAGENT_LABEL, "child"), (names::SUBAGENT_UID_LABEL, "u")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+    );
     run.spec.activation = Some(Activation {
         subagent_ref: SubagentRef { name: "child".into(), uid: "u".into() },
         epoch: 1,

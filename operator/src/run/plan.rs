@@ -504,7 +504,7 @@ fn idle_deadline(status: &SubagentRunStatus) -> Option<Timestamp> {
 fn how_cancelled(run: &SubagentRun) -> String {
     match status::cancelled_with(run) {
         _ if !run.spec.cancel => "the run is being deleted".into(),
-        Some(name) => format!("cancelled together with SubagentRun {name} above it"),
+        Some(name) => format!("cancelled together with {name} above it"),
         None => "spec.cancel is true".into(),
     }
 }

@@ -531,7 +531,7 @@ fn c31_an_end_without_a_result_says_what_was_in_the_way(#[case] extra: Value) {
 
 #[rstest]
 #[case::by_itself(json!({}), "spec.cancel is true", false)]
-#[case::with_one_above(json!({"subagents.dev/cancelled-by": "root"}), "cancelled together with SubagentRun root above it", true)]
+#[case::with_one_above(json!({"subagents.dev/cancelled-by": "root"}), "cancelled together with root above it", true)]
 fn c51_a_run_says_with_whom_it_was_cancelled(#[case] annotations: Value, #[case] stopping: &str, #[case] named: bool) {
     let asked = json!({"metadata": {"annotations": annotations}, "spec": {"cancel": true}});
     let mut world = world(run(merged(merged(with_pod(), report(json!({}))), asked)), Some(running()));
@@ -544,7 +544,7 @@ fn c51_a_run_says_with_whom_it_was_cancelled(#[case] annotations: Value, #[case]
     world.pod = Some(exited());
     let ended = status(next(&world, at(6)));
     assert_eq!(ended.phase, Some(Phase::Cancelled));
-    assert_eq!(ended.message.unwrap().contains("together with SubagentRun root"), named);
+    assert_eq!(ended.message.unwrap().contains("together with root"), named);
 }
 
 #[test]

@@ -348,7 +348,7 @@ pub fn ended(run: &SubagentRun, old: &SubagentRunStatus, outcome: &Outcome, now:
     new.diagnostic = outcome.diagnostic.as_ref().map(|text| conditions::cut(text, subagent_crds::bounds::DIAGNOSTIC));
     new.finished_at = Some(Time(now));
     let with = cancelled_with(run).filter(|_| outcome.reason == Reason::Cancelled);
-    let with = with.map(|name| format!(" It was cancelled together with SubagentRun {name} above it."));
+    let with = with.map(|name| format!(" It was cancelled together with {name} above it."));
     let message = format!("{}{}", outcome.message, with.unwrap_or_default());
     say(&mut new, &message);
     if let Some(attempt) = new.attempts.first_mut() {

@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e check-agents sabotage bench chaos
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e test-agents check-agents sabotage bench chaos
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -84,6 +84,9 @@ test-integration: ## The operator against a real API server without a node
 
 test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on that one)
 	@hack/test.sh e2e
+
+test-agents: ## All published agents in pods, not only the two of `make test` (1 GB more to fetch and keep)
+	@AGENTS="opencode claude codex" tests/e2e/run --locked --no-fail-fast --features every-agent --test suite agents::
 
 check-agents: ## Published agents over ACP, without a cluster: make check-agents [AGENTS="opencode claude codex"] [SCENES="..."] (root)
 	@source hack/env.sh; cargo build --quiet --locked -p fake-llm

@@ -28,7 +28,7 @@ shell_scripts() {
 check "generated files" cargo run --quiet --locked -p xtask -- generate --check
 check "rules that tests name" cargo run --quiet --locked -p xtask -- coverage-of-rules
 check "cargo fmt" cargo fmt --all --check
-check "cargo clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+check "cargo clippy" cargo clippy --workspace --all-targets --features e2e-tests/every-agent --locked --quiet -- -D warnings
 RUSTDOCFLAGS="-D warnings" check "cargo doc" cargo doc --workspace --no-deps --locked --quiet
 check "sabotage patches" cargo run --quiet --locked -p xtask -- sabotage --check
 check "helm lint" "$ROOT/.cluster/bin/helm" lint --strict --quiet charts/subagent-operator

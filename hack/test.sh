@@ -40,7 +40,7 @@ level_e2e() {
     tests/e2e/run --locked --no-fail-fast
     return
   fi
-  say "using the cluster of $KUBECONFIG_DEMO, which must have the images (make images REGISTRY=... PUSH=1)"
+  say "using the cluster of $KUBECONFIG_DEMO, which must have the images (make images REGISTRY=... PUSH=1 AGENTS=\"opencode claude\")"
   make tools
   KUBECONFIG=$(demo_kubeconfig)
   export KUBECONFIG SUBAGENT_BIN=$ROOT/.cluster/bin

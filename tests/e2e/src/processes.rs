@@ -29,6 +29,12 @@ pub fn of_pod(uid: &str) -> Vec<i32> {
     processes(|process| is_of_pod(process, uid) && !read(process, "cmdline").starts_with("/pause"))
 }
 
+/// Their command lines, for who looks for one and shows all.
+pub fn commands_of_pod(uid: &str) -> Vec<String> {
+    let lines = of_pod(uid).into_iter().map(|pid| read(Path::new(&format!("/proc/{pid}")), "cmdline"));
+    lines.map(|line| line.replace('\0', " ").trim().to_owned()).filter(|line| !line.is_empty()).collect()
+}
+
 /// Process 1 of a worker pod's agent container.
 pub fn worker(uid: &str) -> Option<i32> {
     let is_worker = |arguments: &str| arguments.starts_with("/subagents/") && arguments.contains("run\0--\0");

@@ -7,7 +7,7 @@ use kube::{
     runtime::events::{Event, EventType},
 };
 use sha2::{Digest, Sha256};
-use subagent_crds::{Phase, Reason, SubagentRun, SubagentRunStatus, conditions, run::ParentRef, run_status::Lineage};
+use subagent_crds::{Phase, SubagentRun, SubagentRunStatus, conditions, run::ParentRef, run_status::Lineage};
 
 /// An Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,10 +67,8 @@ pub fn notes(old: Option<&SubagentRunStatus>, new: &SubagentRunStatus) -> Vec<No
             (false, _) => note(failed, "Settled", format!("{reason}: {message}"), true),
         }
         let refused = new.permissions.map_or(0, |permissions| permissions.rejected);
-        // Agents end a turn in their own ways after a refusal, some as completed and some as cancelled. Whatever it was, this
-        // may be why, unless somebody cancelled the run.
-        let cancelled = new.stopping.as_ref().is_some_and(|stopping| stopping.reason == Reason::Cancelled.as_str());
-        if refused > 0 && !cancelled {
+        // Agents end a turn in their own ways after a refusal, some as completed and some as cancelled: this may be why.
+        if refused > 0 {
             let text = format!(
                 "permission requests of the agent that were rejected: {refused}; set spec.transport.acp.permission.mode: Allow on the SubagentProvider to allow them"
             );
@@ -178,12 +176,12 @@ mod tests {
         assert_eq!(action("activation 1 is over"), action("activation 1 is over"));
     }
 
-    /// c19: the setting is named, also for an agent that takes a refusal for a cancelled turn; not for who was stopped.
+    /// c19: the setting is named, also for an agent that takes a refusal for a cancelled turn.
     #[rstest]
     #[case(json!({"phase": "Completed", "permissions": {"allowed": 1, "rejected": 2}}), true)]
     #[case(json!({"phase": "Cancelled", "permissions": {"allowed": 0, "rejected": 1}}), true)]
     #[case(json!({"phase": "Completed", "permissions": {"allowed": 2, "rejected": 0}}), false)]
-    #[case(json!({"phase": "Cancelled", "permissions": {"allowed": 0, "rejected": 1}, "stopping": {"reason": "Cancelled", "at": "2026-01-01T00:00:00Z"}}), false)]
+    #[case(json!({"phase": "Cancelled", "permissions": {"allowed": 0, "rejected": 1}, "stopping": {"reason": "Cancelled", "at": "2026-01-01T00:00:00Z"}}), true)]
     #[case(json!({"phase": "Failed", "permissions": {"allowed": 0, "rejected": 1}, "stopping": {"reason": "DeadlineExceeded", "at": "2026-01-01T00:00:00Z"}}), true)]
     fn c19_rejections_are_said_with_the_setting(#[case] mut end: Value, #[case] said: bool) {
         end["conditions"] = json!([{"type": "Finished", "status": "True", "reason": "R", "message": "m",

@@ -549,8 +549,6 @@ mod refusal {
         settle(&mut world, 1);
         refuse(&mut world, Reason::RunRefused, 2);
         world.child.spec.cancel_through_epoch = 1;
-        settle(&mut world, 3);
-        refuse(&mut world, Reason::RunRefused, 3);
         assert_eq!(settle(&mut world, 3), Step::Wait(None));
         assert_eq!(
             (status(&world).phase, status(&world).reason.as_deref(), status(&world).messages[0].outcome),

@@ -265,6 +265,11 @@ fn failure(old: &SubagentStatus, world: &World) -> Option<(String, String)> {
     let activation = old.activation.as_ref()?;
     let number = activation.epoch;
     let Some(run) = world.run.ours() else {
+        if activation.run_uid.is_none() {
+            // Only a cancellation ends one that never had a run.
+            let text = format!("activation {number} was cancelled before it had a run");
+            return Some((Reason::Cancelled.to_string(), text));
+        }
         let text = format!(
             "SubagentRun {} of activation {number} was removed by force: what its worker did last is not known",
             activation.run_name

@@ -42,6 +42,10 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
     let deleting = child.metadata.deletion_timestamp.is_some();
     let mut world = World::new(child);
     if status.phase == Some(SubagentPhase::Rejected) {
+        if status.lineage.is_some() {
+            // One that was turned away late may have a run that was created meanwhile.
+            world.past = Some(past(context, &world.child).await?);
+        }
         return Ok(world);
     }
     if status.descriptor.is_none() {

@@ -149,6 +149,9 @@ pub fn next(world: &World, now: Timestamp) -> Step {
         return Step::Wait(None);
     }
     if old.phase == Some(SubagentPhase::Rejected) {
+        if let Some(step) = release_folded(world, &old) {
+            return step;
+        }
         return if deleting { Step::Release } else { Step::Wait(None) };
     }
     if old.descriptor.is_none() {
@@ -233,10 +236,8 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     {
         return Step::StopChildren;
     }
-    for past in world.past.iter().flatten() {
-        if past.is_held && past.is_folded(status) {
-            return Step::ReleaseRun(past.clone());
-        }
+    if let Some(step) = release_folded(world, status) {
+        return step;
     }
     match (&status.activation, &world.run) {
         (Some(activation), Run::Missing) if activation.run_uid.is_none() => {
@@ -262,6 +263,12 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
         return Step::DeleteRuns(surplus.into_iter().cloned().collect());
     }
     Step::Wait([residency(child, status, now), waiting(status)].into_iter().flatten().min())
+}
+
+/// A run is let go once the status holds what it came to.
+fn release_folded(world: &World, status: &SubagentStatus) -> Option<Step> {
+    let mut past = world.past.iter().flatten();
+    past.find(|past| past.is_held && past.is_folded(status)).cloned().map(Step::ReleaseRun)
 }
 
 /// An id is remembered before its entry leaves.

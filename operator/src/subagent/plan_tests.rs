@@ -212,6 +212,9 @@ fn c14_a_child_whose_parent_stops_meanwhile_never_starts() {
     let ended = status(&world);
     assert_eq!((ended.phase, ended.reason.as_deref()), (Some(SubagentPhase::Rejected), Some("ParentUnavailable")));
     assert_eq!((ended.messages[0].outcome, ended.activation.as_ref()), (Outcome::Discarded, None));
+    world.past = Some(vec![past(1, true)]);
+    assert_eq!(next(&world, at(2)), Step::ReleaseRun(past(1, true)), "one that came too late can be deleted");
+    world.past = Some(vec![]);
     deleting(&mut world);
     assert_eq!(next(&world, at(3)), Step::Release);
 }

@@ -72,8 +72,7 @@ async fn c51_s4_a_cancel_goes_down_the_tree_and_ends_from_the_bottom_up() {
         let run = world.stopped(name).await;
         assert_eq!(end(&run), (Phase::Cancelled, "Cancelled"), "{name}: {:?}", status(&run).message);
         assert_eq!(status(&run).stop_reason.as_deref(), Some("Aborted"));
-        let says_why =
-            status(&run).message.as_deref().is_some_and(|it| it.contains("cancelled together with"));
+        let says_why = status(&run).message.as_deref().is_some_and(|it| it.contains("cancelled together with"));
         assert_eq!(says_why, name != "root", "{name}: {:?}", status(&run).message);
         world.event(name, "cancel", "").await;
     }

@@ -31,7 +31,7 @@ use subagent_crds::SubagentRun;
 use subagent_link::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +41,11 @@ pub(super) const ROOM_KIB: u32 = 64 * 1024;
 /// Most checkpoints that are read at once. Each holds about three pieces of 2 MiB, and one that fits a part the whole.
 pub(super) const READERS: usize = 8;
 /// Longest wait for a place among the readers; beyond it the worker tries again, perhaps at another replica.
-const READER_TIMEOUT: Duration = Duration::from_secs(10);
+const READER_TIMEOUT: Duration = Duration::from_secs(5);
+/// What is handed out at a time, in bytes: all that a worker that takes nothing holds here, for as long as it is connected.
+const CRUMB: usize = 16 * 1024;
+/// Slowest transfer, in bytes a second.
+const SLOWEST: u64 = 64 * 1024;
 /// How much of a checkpoint that is not taken is read all the same, and for how long, so that its worker gets the answer.
 const DISCARD_BYTES: usize = 1024 * 1024 * 1024;
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
@@ -74,13 +78,11 @@ pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: Che
 
 /// Gives the checkpoint that the run continues from.
 pub(super) async fn get(gateway: &Arc<Gateway>, headers: &HeaderMap, download: CheckpointDownload) -> Response {
-    let run_uid = download.run_uid.clone();
     match find(gateway, headers, download).await {
-        Ok((content, size, reader)) => {
-            let transfer = gateway.transfers.begin(&run_uid);
+        Ok(Found { content, size, transfer, reader }) => {
             let length = (header::CONTENT_LENGTH, HeaderValue::from(size));
             let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/zstd"));
-            ([length, kind], Body::from_stream(sent(content, transfer, reader))).into_response()
+            ([length, kind], Body::from_stream(sent(content, size, transfer, reader))).into_response()
         }
         Err(answer) => not_served("checkpoint not given", answer),
     }
@@ -152,15 +154,12 @@ fn store(gateway: &Gateway, place: &Place) -> Result<Arc<Store>, Answer> {
 async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result<String, Answer> {
     let storing = tokio::spawn(async move {
         let Announced { place, store, key, size } = announced;
-        let transfer = gateway.transfers.begin(&place.claim.run_uid);
+        let transfer = gateway.uploads.begin(&place.claim.run_uid);
         let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
-        let storing = store.put(&key, size, unstalled(body));
-        let Some(stored) = transfer.replaced.run_until_cancelled(storing).await else {
-            return Err(busy("a newer transfer of this run is here"));
-        };
+        let stored = store.put(&key, size, arriving(body, size, transfer.replaced.clone())).await;
         if let Err(PutError::Store(error)) = &stored {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not stored");
-            gateway.warn(&place, "CheckpointNotStored", error.to_string());
+            gateway.warn(&place, "CheckpointNotStored", error.told());
         }
         stored.map_err(unstored)?;
         tracing::debug!(namespace = place.namespace, run = place.run_name, %key, size, "checkpoint stored");
@@ -179,38 +178,53 @@ fn unstored(error: PutError) -> Answer {
 
 fn failed(error: &StoreError) -> Answer {
     let status = if error.may_pass() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INSUFFICIENT_STORAGE };
-    (status, error.to_string())
+    (status, error.told())
 }
 
-/// The content, until it stands still.
-fn unstalled(body: Body) -> impl Stream<Item = Result<Bytes, String>> + Send {
-    stream::unfold(Some(body.into_data_stream()), |frames| async {
-        let mut frames = frames?;
-        match timeout(CHECKPOINT_STALL_TIMEOUT, frames.next()).await {
-            Ok(None) => None,
-            Ok(Some(Ok(frame))) => Some((Ok(frame), Some(frames))),
-            Ok(Some(Err(error))) => Some((Err(error.to_string()), None)),
-            Err(_) => Some((Err(format!("no byte for {} s", CHECKPOINT_STALL_TIMEOUT.as_secs())), None)),
+/// Longest time of a whole transfer: whoever is slower holds room that others wait for.
+fn whole(size: u64) -> Duration {
+    CHECKPOINT_STALL_TIMEOUT + Duration::from_secs(size / SLOWEST)
+}
+
+/// The content, until it stands still, takes too long or is given up for a newer transfer. Once all of it is there, nothing
+/// of this ends the storing.
+fn arriving(body: Body, size: u64, replaced: CancellationToken) -> impl Stream<Item = Result<Bytes, String>> + Send {
+    let until = Instant::now() + whole(size);
+    stream::unfold(Some((body.into_data_stream(), replaced)), move |state| async move {
+        let (mut frames, replaced) = state?;
+        let patience = until.min(Instant::now() + CHECKPOINT_STALL_TIMEOUT);
+        match timeout_at(patience, replaced.run_until_cancelled(frames.next())).await {
+            Ok(Some(None)) => None,
+            Ok(Some(Some(Ok(frame)))) => Some((Ok(frame), Some((frames, replaced)))),
+            Ok(Some(Some(Err(error)))) => Some((Err(error.to_string()), None)),
+            Ok(None) => Some((Err("a newer transfer of this run is here".to_owned()), None)),
+            Err(_) => Some((Err("it came too slowly".to_owned()), None)),
         }
     })
 }
 
-/// The content that the live run names, its size, and a place among the readers.
-async fn find(
-    gateway: &Arc<Gateway>,
-    headers: &HeaderMap,
-    download: CheckpointDownload,
-) -> Result<(Content, u64, OwnedSemaphorePermit), Answer> {
+/// What goes out.
+struct Found {
+    content: Content,
+    size: u64,
+    transfer: Transfer,
+    reader: OwnedSemaphorePermit,
+}
+
+/// The content that the live run names, and a place among the readers.
+async fn find(gateway: &Arc<Gateway>, headers: &HeaderMap, download: CheckpointDownload) -> Result<Found, Answer> {
     let (place, run) = fence(gateway, headers, download.run_uid, download.attempt).await?;
     child(&run)?;
     let (key, size) = pinned(&run)?;
     let store = store(gateway, &place)?;
+    // Before it takes a place: the one before it gives its own back.
+    let transfer = gateway.downloads.begin(&place.claim.run_uid);
     let reader = timeout(READER_TIMEOUT, gateway.readers.clone().acquire_owned()).await;
     let Some(reader) = reader.ok().and_then(Result::ok) else {
         return Err(busy("too many checkpoints are being read at once"));
     };
     match store.get(&key, size).await {
-        Ok(content) => Ok((content, size, reader)),
+        Ok(content) => Ok(Found { content, size, transfer, reader }),
         Err(GetError::Store(error)) => {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not read");
             Err(failed(&error))
@@ -237,32 +251,40 @@ fn pinned(run: &SubagentRun) -> Result<(Key, u64), Answer> {
     Ok((key, u64::try_from(told.size).unwrap_or(0)))
 }
 
-/// What goes out. A task of its own reads ahead by one piece and gives up on a worker that takes nothing, so that it holds no
-/// place among the readers.
+/// What goes out. A task of its own hands out crumbs of what it reads, and gives up on a worker that takes none or is too slow:
+/// then neither a place nor more than a crumb is held for it, however long its connection stays.
 fn sent(
     mut content: Content,
+    size: u64,
     transfer: Transfer,
     reader: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<Bytes, GetError>> + Send {
     let (out, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
         let _reader = reader;
+        let until = Instant::now() + whole(size);
         let sending = async {
             while let Some(piece) = content.next().await {
-                if let Err(error) = &piece {
-                    tracing::warn!(%error, "checkpoint broken off");
-                }
-                if !matches!(timeout(CHECKPOINT_STALL_TIMEOUT, out.send(piece)).await, Ok(Ok(()))) {
-                    return;
+                let piece = piece.inspect_err(|error| tracing::warn!(%error, "checkpoint broken off"))?;
+                for crumb in piece.chunks(CRUMB) {
+                    // A copy: a slice would hold all of the piece.
+                    let crumb = Ok(Bytes::copy_from_slice(crumb));
+                    let patience = until.min(Instant::now() + CHECKPOINT_STALL_TIMEOUT);
+                    if !matches!(timeout_at(patience, out.send(crumb)).await, Ok(Ok(()))) {
+                        return Ok(());
+                    }
                 }
             }
+            Ok::<_, GetError>(())
         };
-        transfer.replaced.run_until_cancelled(sending).await;
+        if let Some(Err(error)) = transfer.replaced.run_until_cancelled(sending).await {
+            let _ = out.try_send(Err(error));
+        }
     });
     stream::unfold(pieces, |mut pieces| async { Some((pieces.recv().await?, pieces)) })
 }
 
-/// The transfer of each run that is under way. The newest one is all there is: a worker that begins another has given up the
+/// The transfer of each run that is under way in one direction. The newest one is all there is: a worker that begins another has given up the
 /// one before, and one that begins many takes no room from others.
 #[derive(Default)]
 pub(super) struct Transfers {

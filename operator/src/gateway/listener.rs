@@ -31,6 +31,8 @@ use tokio_util::task::TaskTracker;
 const MAX_CONNECTIONS: usize = 4096;
 /// Longest TLS handshake, and longest wait for the request's head: whoever is slower holds a place for nothing.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most that is buffered of a request or an answer, in bytes: a peer that takes nothing holds it.
+const BUFFER: usize = 64 * 1024;
 /// How long conversations may take to say goodbye at shutdown (design: workers re-home within two seconds).
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Wait after a failed accept: it fails again at once when descriptors have run out.
@@ -100,6 +102,7 @@ async fn handle(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HANDSHAKE_TIMEOUT)
+        .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .with_upgrades()
         .await;

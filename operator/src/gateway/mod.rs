@@ -85,7 +85,8 @@ struct Gateway {
     room: upload::Room,
     checkpoints: upload::Room,
     readers: Arc<Semaphore>,
-    transfers: Arc<checkpoint::Transfers>,
+    uploads: Arc<checkpoint::Transfers>,
+    downloads: Arc<checkpoint::Transfers>,
     shutdown: CancellationToken,
 }
 
@@ -125,7 +126,8 @@ pub async fn serve(
         room: upload::Room::new(),
         checkpoints: upload::Room::of(checkpoint::ROOM_KIB),
         readers: checkpoint::readers(),
-        transfers: Arc::default(),
+        uploads: Arc::default(),
+        downloads: Arc::default(),
         shutdown: shutdown.clone(),
     });
     let watching = cancels::follow(client, &settings.namespaces, connections, &ready);

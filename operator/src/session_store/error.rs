@@ -60,6 +60,17 @@ impl StoreError {
         Self::Unavailable { store: store.to_owned(), why: format!("no answer within {} s", after.as_secs()) }
     }
 
+    /// What a tenant reads: what to do, and nothing of what a store or a cloud says of itself, its accounts and paths. That is in
+    /// the operator's log.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Unusable { remedy, .. } => {
+                format!("the session store cannot be used; whoever runs the operator: {remedy}")
+            }
+            Self::Unavailable { .. } => "the session store did not do it; the operator's log says why".to_owned(),
+        }
+    }
+
     /// True when the same may succeed later without anybody doing anything.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
@@ -124,5 +135,6 @@ mod tests {
         let error = StoreError::of("file:///x", &error);
         assert_eq!(error.may_pass(), passes, "{error}");
         assert!(error.to_string().contains("file:///x"), "{error}");
+        assert!(!error.told().contains("file:///x") && !error.told().contains("40"), "{}", error.told());
     }
 }

@@ -11,6 +11,9 @@ use std::{
 /// Folders between a child's own and its checkpoints: epoch, turn.
 const DEPTH: u32 = 2;
 
+/// Longest time to look through the whole folder: one on a network file system may hold many.
+const TIDY: Duration = Duration::from_secs(600);
+
 impl Store {
     /// Removes what writers left that died, and folders that are empty, if they are older than this. A bucket has no folders,
     /// and its own rules for incomplete uploads.
@@ -20,7 +23,7 @@ impl Store {
     pub async fn tidy(&self, older_than: Duration) -> Result<(), StoreError> {
         let Some(folder) = self.folder.clone() else { return Ok(()) };
         let doing = format!("tidying {}", folder.display());
-        self.blocking(doing, move || {
+        self.blocking(doing, TIDY, move || {
             let before = SystemTime::now().checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
             for child in folders(&folder)?.into_iter().filter(|child| is_uid(&child.file_name().to_string_lossy())) {
                 tidy(&child.path(), before, DEPTH)?;
@@ -34,13 +37,14 @@ impl Store {
     pub(super) async fn blocking(
         &self,
         doing: String,
+        limit: Duration,
         work: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), StoreError> {
         let work = tokio::task::spawn_blocking(work);
-        match tokio::time::timeout(self.step, work).await {
+        match tokio::time::timeout(limit, work).await {
             Ok(Ok(done)) => done.map_err(|error| StoreError::of_io(&self.url, &doing, &error)),
             Ok(Err(panicked)) => Err(StoreError::Unavailable { store: self.url.clone(), why: panicked.to_string() }),
-            Err(_) => Err(StoreError::silent(&self.url, self.step)),
+            Err(_) => Err(StoreError::silent(&self.url, limit)),
         }
     }
 }

@@ -8,13 +8,10 @@ use futures::{
 };
 use object_store::ObjectStoreExt;
 use sha2::{Digest, Sha256};
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 /// What is read at a time, in bytes: a request to a cloud each, so that a slow reader holds none open.
 const READ: u64 = 2 * 1024 * 1024;
-/// How long a large checkpoint may be verified before the first byte of it goes out. A reader takes a gateway for dead that
-/// gives nothing for [`CHECKPOINT_STALL_TIMEOUT`](subagent_link::CHECKPOINT_STALL_TIMEOUT).
-const VERIFY: Duration = Duration::from_secs(30);
 
 /// Why there is no checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,18 +27,19 @@ pub enum GetError {
     Store(#[from] StoreError),
 }
 
-/// A content on its way out. An item that is an error is the last one, and comes before all bytes have.
+/// A content on its way out. An item that is an error is the last one, and comes before all bytes have. Who reads it compares
+/// the digest.
 pub type Content = BoxStream<'static, Result<Bytes, GetError>>;
 
 impl Store {
-    /// The checkpoint of this key and size. Missing and damaged ones are found before the content begins; one that takes long
-    /// to read is verified once more on its way, and then ends in an error before its last bytes.
+    /// The checkpoint of this key and size. Missing and damaged ones are found before the content begins, unless it takes long
+    /// to read: then the content comes as it is, and whoever reads it finds out by its digest.
     ///
     /// # Errors
     /// [`GetError`].
     pub async fn get(self: &Arc<Self>, key: &Key, size: u64) -> Result<Content, GetError> {
         match self.size_of(key).await? {
-            None => return Err(GetError::Missing(key.clone())),
+            None => return Err(self.missing(key).await?),
             Some(found) if found != size => return Err(GetError::Damaged(key.clone())),
             Some(_) => {}
         }
@@ -53,28 +51,43 @@ impl Store {
             }
             return Ok(stream::once(async move { Ok(whole) }).boxed());
         }
-        let verified = self.verified(key, size).try_for_each(|_| async { Ok(()) });
-        if let Ok(verified) = tokio::time::timeout(VERIFY, verified).await {
-            verified?;
+        let digest = self.parts(key, size).try_fold(Sha256::new(), |mut digest, part| async move {
+            digest.update(&part);
+            Ok(digest)
+        });
+        if let Ok(digest) = tokio::time::timeout(self.verify, digest).await
+            && crate::naming::hex(&digest?.finalize()) != key.sha256
+        {
+            return Err(GetError::Damaged(key.clone()));
         }
-        Ok(self.verified(key, size).boxed())
+        Ok(self.parts(key, size))
     }
 
-    /// The content, its last part only if the whole has the right digest.
-    fn verified(self: &Arc<Self>, key: &Key, size: u64) -> Content {
-        let begin = (self.clone(), key.clone(), 0, Sha256::new());
-        stream::try_unfold(begin, move |(store, key, offset, mut digest)| async move {
+    /// Nothing lies under the key. Where nothing lies at all, that is no word about the checkpoint: a volume that is not
+    /// mounted, a bucket that is not there, or another place than it was stored in. Who reads it as lost gives up a session.
+    async fn missing(&self, key: &Key) -> Result<GetError, StoreError> {
+        if self.list().try_next().await?.is_some() {
+            return Ok(GetError::Missing(key.clone()));
+        }
+        Err(StoreError::Unusable {
+            store: self.url.clone(),
+            why: format!("nothing at all is stored there, though checkpoint {key} was"),
+            remedy: "correct sessionStore.url, or bring back what was there",
+        })
+    }
+
+    /// The content in pieces, as it is.
+    fn parts(self: &Arc<Self>, key: &Key, size: u64) -> Content {
+        stream::try_unfold((self.clone(), key.clone(), 0), move |(store, key, offset)| async move {
             if offset >= size {
                 return Ok(None);
             }
             let end = size.min(offset + READ);
             let part = store.read(&key, offset, end).await?;
-            digest.update(&part);
-            let cut = part.len() as u64 != end - offset;
-            if cut || (end == size && crate::naming::hex(&digest.clone().finalize()) != key.sha256) {
+            if part.len() as u64 != end - offset {
                 return Err(GetError::Damaged(key));
             }
-            Ok(Some((part, (store, key, end, digest))))
+            Ok(Some((part, (store, key, end))))
         })
         .boxed()
     }

@@ -37,10 +37,16 @@ pub use remove::Entry;
 use object_store::ObjectStore;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-/// Longest time of one step: one request to a cloud with its repeats, or one write with its sync. Below the time after
-/// which a worker takes a gateway for dead that neither takes nor gives a byte
-/// ([`CHECKPOINT_STALL_TIMEOUT`](subagent_link::CHECKPOINT_STALL_TIMEOUT)), so that it hears what is the matter.
-const STEP: Duration = Duration::from_secs(45);
+/// Longest time of one step: one request to a cloud with its repeats, or one write. A worker takes a gateway for dead that
+/// neither takes nor gives a byte for a minute ([`CHECKPOINT_STALL_TIMEOUT`](subagent_link::CHECKPOINT_STALL_TIMEOUT)), and is
+/// to hear before that what is the matter: after its last byte there are one step and [`COMPLETE`], before the first one of an
+/// answer there are the fence, one step and [`VERIFY`].
+const STEP: Duration = Duration::from_secs(20);
+/// Longest time until all that was written is on the disk, or put together by a cloud.
+const COMPLETE: Duration = Duration::from_secs(35);
+
+/// How long a large checkpoint may be verified before the first byte of it goes out.
+const VERIFY: Duration = Duration::from_secs(10);
 
 /// What a checkpoint is written and verified in, in bytes: the most that one of them holds in memory. Object stores take
 /// parts from 5 MiB on, at most 10,000 of them: 80 GiB, above the largest `sessionState.maxBytes`.
@@ -55,6 +61,7 @@ pub struct Store {
     /// Where it is, when it is a folder.
     folder: Option<PathBuf>,
     step: Duration,
+    verify: Duration,
 }
 
 impl Store {
@@ -65,9 +72,17 @@ impl Store {
 
     /// One step, within its time.
     async fn step<T>(&self, step: impl Future<Output = object_store::Result<T>>) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.step, step).await {
+        self.within(self.step, step).await
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        step: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, StoreError> {
+        match tokio::time::timeout(limit, step).await {
             Ok(done) => done.map_err(|error| StoreError::of(&self.url, &error)),
-            Err(_) => Err(StoreError::silent(&self.url, self.step)),
+            Err(_) => Err(StoreError::silent(&self.url, limit)),
         }
     }
 

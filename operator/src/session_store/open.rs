@@ -11,7 +11,7 @@ use object_store::{
 use std::{sync::Arc, time::Duration};
 
 /// Longest time in which a cloud is asked again by itself. A worker that is told "later" comes again anyway.
-const ASK_AGAIN: Duration = Duration::from_secs(20);
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// How often.
 const RETRIES: usize = 4;
 
@@ -36,7 +36,7 @@ impl Store {
             Kind::Folder(path) => Some(path),
             _ => None,
         };
-        Ok(Some(Self { objects, url: location.url.to_string(), folder, step: super::STEP }))
+        Ok(Some(Self { objects, url: location.url.to_string(), folder, step: super::STEP, verify: super::VERIFY }))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A checkpoint in.
 
 use super::{
-    Key, PART, Store, StoreError,
+    COMPLETE, Key, PART, Store, StoreError,
     content::{Announced, ContentError},
 };
 use bytes::Bytes;
@@ -49,7 +49,7 @@ impl Store {
         if content.part().await?.is_some() {
             return Err(ContentError::Size { arrived: size + 1, announced: size }.into());
         }
-        self.step(self.objects.put(&key.path(), whole.into())).await?;
+        self.within(COMPLETE, self.objects.put(&key.path(), whole.into())).await?;
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl Store {
         let written = self.write_parts(upload.as_mut(), content).await;
         // Only now does it become visible.
         let done = match written {
-            Ok(()) => self.step(upload.complete()).await.map(|_| ()).map_err(PutError::from),
+            Ok(()) => self.within(COMPLETE, upload.complete()).await.map(|_| ()).map_err(PutError::from),
             Err(error) => Err(error),
         };
         if done.is_err() {

@@ -85,7 +85,9 @@ impl Store {
         }
         if let Some(folder) = &self.folder {
             let child = folder.join(child_uid);
-            let done = self.blocking(format!("removing {}", child.display()), move || super::folder::remove(&child));
+            let doing = format!("removing {}", child.display());
+            // What was removed by then stays so, for the next try.
+            let done = self.blocking(doing, super::COMPLETE, move || super::folder::remove(&child));
             return done.await;
         }
         let mut listed = self.objects.list(Some(&Path::from(child_uid)));

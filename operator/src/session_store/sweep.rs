@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Time between two passes.
 const INTERVAL: Duration = Duration::from_secs(3600);
-/// Objects read at a time.
-const PAGE: u32 = 250;
+/// Objects read at a time: one may hold half a megabyte of messages.
+const PAGE: u32 = 50;
 /// Age at which a checkpoint goes whose child is not there. A child takes its checkpoints along when it is deleted, so there is
 /// hardly ever one; and if another installation uses the same place by mistake, it is theirs.
 const OF_NO_CHILD: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -102,6 +102,9 @@ pub async fn run(context: Context, scopes: Vec<Scope>, shutdown: CancellationTok
     while shutdown.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
         let pass = pass(&context.client, &store, &scopes, keep, &suspects, Timestamp::now());
         let Some(passed) = shutdown.run_until_cancelled(pass).await else { return };
+        if let Err(error) = store.tidy(UNFINISHED).await {
+            tracing::warn!(%error, "tidying the session store failed; the next pass tries again");
+        }
         match passed {
             Ok(found) => suspects = found,
             Err(error) => tracing::warn!(%error, "sweeping checkpoints failed; the next pass tries again"),
@@ -121,7 +124,6 @@ pub async fn pass(
     suspects: &HashSet<Key>,
     now: Timestamp,
 ) -> Result<HashSet<Key>, SweepError> {
-    store.tidy(UNFINISHED).await?;
     // First: whatever is stored after this is not looked at.
     let is_old = |entry: &Entry| now.duration_since(entry.written) >= keep;
     let old: Vec<Entry> = store.list().try_filter(|entry| std::future::ready(is_old(entry))).try_collect().await?;

@@ -19,7 +19,10 @@ pub async fn state(context: &Context) -> Store {
     let Some(store) = &context.store else { return Store::None };
     tried(&context.store_tried, Instant::now, async || match store.check().await {
         Ok(()) => Store::Usable,
-        Err(error) => Store::Unusable(error.to_string()),
+        Err(error) => {
+            tracing::warn!(%error, "the session store cannot be used");
+            Store::Unusable(error.told())
+        }
     })
     .await
 }
@@ -40,7 +43,10 @@ async fn tried(last: &LastTry, clock: impl Fn() -> Instant, try_it: impl AsyncFn
 /// What is in the way, for a person.
 pub async fn forget(context: &Context, uid: &str) -> Result<(), String> {
     match &context.store {
-        Some(store) => store.delete_prefix(uid).await.map_err(|error| error.to_string()),
+        Some(store) => store.delete_prefix(uid).await.map_err(|error| {
+            tracing::warn!(%error, uid, "a child's session was not removed");
+            error.told()
+        }),
         // Whoever took the store away took the session along.
         None => Ok(()),
     }

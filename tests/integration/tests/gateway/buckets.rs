@@ -94,7 +94,8 @@ async fn r10_c47_a_bucket_keeps_gives_and_loses_checkpoints_as_a_folder_does() {
         put(&store, &key, size, &content).await.expect("it is stored");
         put(&store, &key, size, &content).await.expect("R1: it is stored already");
         assert!(read(&store, &key, size).await.expect("it is there") == content);
-        assert_eq!(read(&neighbour, &key, size).await, Err(GetError::Missing(key.clone())));
+        // Nothing at all is there, so it may be the wrong place.
+        assert!(matches!(read(&neighbour, &key, size).await, Err(GetError::Store(_))));
         keys.push(key);
     }
     // Not as announced, in one piece and in parts: never visible.

@@ -204,14 +204,17 @@ async fn r10_c40_a_checkpoint_that_is_gone_or_damaged_is_said_to_be() {
     let (world, dir) = world("lost").await;
     let (first, token) = activated(&world, "child-1", 1, None).await;
     assert_eq!(get(&world.replica, &token, &first).await.0, 422, "a new session restores nothing");
-    let content = content(LARGE);
+    let content = content(5000);
     let key = stored(&world.replica, &token, &announced(&first, 1, &content), &content).await;
     let (second, token) = activated(&world, "child-2", 2, session(key.clone(), &content)).await;
     let mut spoiled = content.clone();
-    spoiled[LARGE - 1] ^= 1;
+    spoiled[4999] ^= 1;
     fs::write(dir.path().join(&key), &spoiled).expect("a file");
     assert_eq!(get(&world.replica, &token, &second).await.0, 410, "damaged");
     fs::remove_file(dir.path().join(&key)).expect("a file");
+    assert_eq!(get(&world.replica, &token, &second).await.0, 507, "an empty store may be the wrong one");
+    let (other, other_token) = activated(&world, "child-1b", 1, None).await;
+    stored(&world.replica, &other_token, &announced(&other, 1, b"x"), b"x").await;
     assert_eq!(get(&world.replica, &token, &second).await.0, 410, "gone");
     // Of two of one run the recorder keeps the first word.
     told(&world, "CheckpointLost", "is damaged").await;
@@ -308,6 +311,31 @@ async fn a_newer_transfer_of_a_run_ends_the_older_ones() {
         let read = tokio::time::timeout(LIMIT / 2, stream.read(&mut answer)).await.expect("it is over");
         assert!(read.is_err() || read.is_ok_and(|read| read == 0 || answer == *b"HTTP/1.1 503"), "{answer:?}");
     }
+}
+
+/// Nobody's memory is held by a worker that asks again and again and reads nothing.
+#[tokio::test]
+async fn unread_downloads_hold_no_place_and_nothing_of_the_content() {
+    let (world, _dir) = world("unread").await;
+    let content = content(LARGE);
+    let (first, token) = activated(&world, "child-1", 1, None).await;
+    let key = stored(&world.replica, &token, &announced(&first, 1, &content), &content).await;
+    let (greedy, greedy_token) = activated(&world, "child-2", 2, session(key.clone(), &content)).await;
+    let path = CheckpointDownload { run_uid: greedy.uid().expect("a UID"), attempt: 1 }.path();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {greedy_token}\r\n\r\n");
+    let mut open = vec![];
+    for _ in 0..12 {
+        let mut stream = tls(&world.replica).await;
+        stream.write_all(head.as_bytes()).await.expect("a connection");
+        // It is being served; the rest stays unread.
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).await.expect("the begin of an answer");
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        open.push(stream);
+    }
+    let (second, token) = activated(&world, "child-3", 3, session(key, &content)).await;
+    let (status, body) = get(&world.replica, &token, &second).await;
+    assert!(status == 200 && body == content, "{status}, {} bytes", body.len());
 }
 
 /// More at once than there is room for: all are taken in the end.

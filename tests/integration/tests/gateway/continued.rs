@@ -98,7 +98,11 @@ async fn c40_c41_a_session_goes_through_the_store_into_another_pod() {
 
     // R10: and without its checkpoint it is no other child.
     clear(state.path());
-    clear(store.path());
+    fs::remove_file(store.path().join(&second.checkpoint.as_ref().expect("a checkpoint").key)).expect("it is there");
     let third = activate(&world, 3, session(&second), "!history").await;
     assert_eq!((reason(&third), third.turn_count), ("NotResumable", 0));
+    // A store without anything is not the one that held it: no word about the session.
+    clear(store.path());
+    let fourth = activate(&world, 4, session(&first), "!history").await;
+    assert_eq!((reason(&fourth), fourth.turn_count), ("DurabilityFailed", 0));
 }

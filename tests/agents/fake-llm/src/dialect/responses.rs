@@ -23,6 +23,8 @@ pub(super) fn read(body: &Value) -> Conversation {
             Some("function_call_output" | "custom_tool_call_output") => {
                 conversation.push(Message::text(Role::Tool, text_of(&item["output"])));
             }
+            // How Codex offers tools to its newer models.
+            Some("additional_tools") => offer(&mut conversation, &item["tools"]),
             Some("message") | None => {
                 let text = text_of(&item["content"]);
                 match item["role"].as_str() {
@@ -35,12 +37,19 @@ pub(super) fn read(body: &Value) -> Conversation {
             Some(_) => {}
         }
     }
-    for tool in body["tools"].as_array().into_iter().flatten() {
-        if let Some(name) = tool["name"].as_str() {
+    offer(&mut conversation, &body["tools"]);
+    conversation
+}
+
+/// Takes in a list of tools; a namespace is a list of its own.
+fn offer(conversation: &mut Conversation, tools: &Value) {
+    for tool in tools.as_array().into_iter().flatten() {
+        if tool["type"] == "namespace" {
+            offer(conversation, &tool["tools"]);
+        } else if let Some(name) = tool["name"].as_str() {
             conversation.tools.push(Tool { name: name.to_owned(), schema: tool["parameters"].clone() });
         }
     }
-    conversation
 }
 
 fn usage(envelope: &Envelope, output: u64) -> Value {
@@ -208,5 +217,26 @@ impl Encoder for Stream {
         failed["error"] =
             json!({"code": if status == 429 { "rate_limit_exceeded" } else { "server_error" }, "message": message});
         vec![self.event("response.failed", json!({"response": failed}))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_offered_beside_the_conversation_or_in_it() {
+        let exec = json!({"type": "custom", "name": "exec"});
+        let body = json!({
+            "tools": [{"type": "function", "name": "bash", "parameters": {"type": "object"}}, {"type": "web_search"}],
+            "input": [
+                {"type": "additional_tools", "role": "developer",
+                    "tools": [{"type": "namespace", "name": "functions", "tools": [exec]}, {"type": "custom", "name": "wait"}]},
+                {"type": "message", "role": "user", "content": "hi"},
+            ],
+        });
+        let conversation = read(&body);
+        let names: Vec<_> = conversation.tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!((names, conversation.messages.len()), (vec!["exec", "wait", "bash"], 1));
     }
 }

@@ -12,13 +12,16 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 use subagent_crds::{
     Phase, Subagent, SubagentProvider, SubagentRun, conditions, names,
     provider::{Probe, SessionState},
     run::{ParentKind, ParentRef},
 };
-use subagent_operator::subagent::placing;
+use subagent_operator::subagent::{inbox, placing};
 use tempfile::TempDir;
 
 /// The surroundings: an operator with a session store, and a provider whose agent continues sessions.
@@ -30,7 +33,15 @@ struct Scene {
 
 impl Scene {
     async fn new(hint: &str) -> Self {
-        let world = World::without_children(hint).await;
+        Self::around(World::without_children(hint).await).await
+    }
+
+    /// The same with the real controller of children.
+    async fn with_children(hint: &str) -> Self {
+        Self::around(World::new(hint).await).await
+    }
+
+    async fn around(world: World) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (store, state) = (folder.path().join("store"), folder.path().join("state"));
         for made in [&store, &state] {
@@ -96,6 +107,23 @@ impl Scene {
     async fn change(&self, run: &str, spec: Value) {
         let runs = self.world.namespace.api::<SubagentRun>();
         runs.patch(run, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.expect("a change");
+    }
+
+    /// Creates a child below a run, for the real controller.
+    async fn child_below(&self, name: &str, parent: &str, prompt: &str) -> Subagent {
+        let mut child = make_subagent(name);
+        child.spec.parent_ref = Some(ParentRef { kind: ParentKind::SubagentRun, name: parent.into(), uid: None });
+        child.spec.messages[0].text = Some(prompt.into());
+        self.world.namespace.create(&child).await
+    }
+
+    /// Waits until a child is at rest after that many completed turns.
+    async fn rested(&self, name: &str, turns: i64) -> Subagent {
+        let rests = |child: &Subagent| {
+            let status = child.status.as_ref();
+            status.is_some_and(|status| status.is_at_rest() && status.completed_turns == turns)
+        };
+        self.world.namespace.until(name, &format!("at rest after {turns} turns"), LIMIT, rests).await
     }
 
     async fn close(&self, run: &str) {
@@ -345,4 +373,69 @@ async fn c11_c14_a_child_is_a_parent() {
     below("nobodys", "nobody").await;
     assert_eq!(end(&world.stopped("nobodys").await), (Phase::Rejected, "ParentUnavailable"));
     scene.operator.stop().await;
+}
+
+/// c51 S4: a cancel of a run reaches the activation of a child below it, and the run ends after that; the child stays and can be
+/// spoken to. A deletion takes it along.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c51_a_cancel_and_a_deletion_of_a_run_reach_the_children_below_it() {
+    let scene = Scene::with_children("below-a-run").await;
+    let world = &scene.world;
+    world.run("root", "provider", "!gate root").await;
+    world.event("root", "gate", "root").await;
+    let child = scene.child_below("child", "root", "!gate child").await;
+    let first = inbox::run_name(&child, 1);
+    world.event(&first, "gate", "child").await;
+    world.cancel("root").await;
+    assert_eq!(end(&world.stopped("root").await), (Phase::Cancelled, "Cancelled"));
+    // The run waited for it, so no further waiting here.
+    let over: SubagentRun = world.namespace.api().get(&first).await.expect("the activation");
+    assert_eq!(end(&over), (Phase::Cancelled, "Cancelled"));
+    assert!(has(status(&over), conditions::STOPPED));
+    let rests = scene.rested("child", 0).await;
+    assert_eq!(rests.status.map(|status| (status.cancelled_through_epoch, status.epochs)), Some((1, 1)));
+    assert_eq!(rests.metadata.deletion_timestamp, None);
+
+    let more =
+        json!({"spec": {"messages": [{"id": "m1", "text": "!gate child"}, {"id": "m2", "text": "still there?"}]}});
+    let children = world.namespace.api::<Subagent>();
+    children.patch("child", &PatchParams::default(), &Patch::Merge(&more)).await.expect("a message");
+    scene.rested("child", 1).await;
+
+    world.delete_run("root").await;
+    world.gone("root").await;
+    let left = children.get_opt("child").await.expect("a look");
+    assert!(
+        left.is_none_or(|child| child.metadata.deletion_timestamp.is_some()),
+        "it was deleted before its parent went"
+    );
+    scene.operator.stop().await;
+    scene.world.finish().await;
+}
+
+/// How long nothing is to happen to a run whose time is over while a child below it exists.
+const KEPT: Duration = Duration::from_secs(4);
+
+/// The time to live of a run waits for the children below it: its deletion would take them along. Their end wakes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_to_live_of_a_run_waits_for_its_children() {
+    let scene = Scene::with_children("kept-for-a-child").await;
+    let world = &scene.world;
+    let mut root = world.make_run("root", "provider", "!gate root");
+    root.spec.ttl_seconds_after_finished = Some(1);
+    world.namespace.create(&root).await;
+    world.event("root", "gate", "root").await;
+    scene.child_below("child", "root", "hello").await;
+    scene.rested("child", 1).await;
+    world.node.collector().open_gate("root");
+    world.stopped("root").await;
+    tokio::time::sleep(KEPT).await;
+    let kept: SubagentRun = world.namespace.api().get("root").await.expect("it is kept");
+    assert_eq!(kept.metadata.deletion_timestamp, None);
+    world.namespace.api::<Subagent>().delete("child", &DeleteParams::default()).await.expect("a deletion");
+    let began = Instant::now();
+    world.gone("root").await;
+    assert!(began.elapsed() < Duration::from_secs(45), "its child's end did not wake it: {:?}", began.elapsed());
+    scene.operator.stop().await;
+    scene.world.finish().await;
 }

@@ -2,7 +2,7 @@
 //! reported and skipped; it does not stop the others (pitfall C1).
 
 use crate::{context::Context, decoding::Guarded};
-use futures::{Stream, StreamExt, TryStreamExt, future::ready};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future::ready};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Resource, ResourceExt,
@@ -17,6 +17,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use std::{collections::HashMap, fmt::Debug, hash::Hash};
 use subagent_crds::conditions;
+use tokio_util::sync::CancellationToken;
 
 /// Longest note of an Event that is still sent whole: the API server takes 1024 bytes.
 const MAX_NOTE: usize = 1000;
@@ -177,6 +178,27 @@ pub fn warn<K: Watched>(recorder: &Recorder, metadata: &ObjectMeta, reason: &str
             tracing::warn!(%error, "an Event was not published");
         }
     });
+}
+
+/// Runs a controller until it ends. One that is told to stop before its cache was filled would wait for that for ever, since
+/// nobody fills it any more; it has begun nothing, so it is dropped.
+pub async fn until_stopped<K: Watched>(
+    controller: impl Future<Output = ()>,
+    cache: Store<K>,
+    shutdown: &CancellationToken,
+) where
+    K::DynamicType: Hash + Eq + Clone + Default,
+{
+    let stopped_early = async {
+        shutdown.cancelled().await;
+        if cache.wait_until_ready().now_or_never().is_some() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = controller => {}
+        () = stopped_early => {}
+    }
 }
 
 /// A stream of changed objects: one item per change of `facts`. One that is gone comes without resourceVersion. One that does

@@ -71,16 +71,17 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let pods =
         watching::changes::<Pod>(&context, &scope, watcher::Config::default().labels(names::PROBE_LABEL), pod_facts);
     let reconciler = Reconciler { context, recent: probing::Recent::default() };
-    Controller::for_stream(providers, reader)
+    let (cache, stop) = (reader.clone(), shutdown.clone());
+    let controller = Controller::for_stream(providers, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .watches_stream(pods, |pod: Pod| {
             let name = pod.labels().get(names::PROVIDER_LABEL).cloned();
             name.map(|name| ObjectRef::new(&name).within(&pod.namespace().unwrap_or_default()))
         })
-        .graceful_shutdown_on(async move { shutdown.cancelled().await })
+        .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, on_error, Arc::new(reconciler))
-        .for_each(|_| futures::future::ready(()))
-        .await;
+        .for_each(|_| futures::future::ready(()));
+    watching::until_stopped(controller, cache, &shutdown).await;
 }
 
 fn slim(provider: &mut SubagentProvider) {

@@ -67,6 +67,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let providers = watching::changes::<SubagentProvider>(&context, &scope, watcher::Config::default(), provider_facts);
     let children = watching::changes::<Subagent>(&context, &scope, watcher::Config::default(), wake::child_facts);
     let (waiting, relatives, activated) = (reader.clone(), reader.clone(), reader.clone());
+    let cache = reader.clone();
     let (news, told) = unbounded();
     let reconciler = Reconciler { context: context.clone(), news };
     let stop = shutdown.clone();
@@ -96,6 +97,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
             }
             futures::future::ready(())
         });
+    let controller = watching::until_stopped(controller, cache, &shutdown);
     tokio::join!(controller, orphans::clean_up(&context, found, &shutdown));
 }
 

@@ -52,7 +52,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let runs = watching::changes::<SubagentRun>(&context, &scope, any(), run_facts);
     let providers = watching::changes::<SubagentProvider>(&context, &scope, any(), provider_facts);
     let relatives = watching::changes::<Subagent>(&context, &scope, any(), relative_facts);
-    let (waiting, above, beside) = (reader.clone(), reader.clone(), reader.clone());
+    let (waiting, above, beside, cache) = (reader.clone(), reader.clone(), reader.clone(), reader.clone());
     let (lost, found) = unbounded();
     let stop = shutdown.clone();
     let controller = Controller::for_stream(children, reader)
@@ -69,6 +69,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
         .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, on_error, Arc::new(context.clone()))
         .for_each(|_| futures::future::ready(()));
+    let controller = watching::until_stopped(controller, cache, &shutdown);
     tokio::join!(controller, orphans::clean_up(&context, found, &shutdown));
 }
 

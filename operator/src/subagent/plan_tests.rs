@@ -258,6 +258,39 @@ fn c40_only_turns_that_the_agent_completed_count(#[case] ended: &str, #[case] st
     assert_eq!(status(&world).completed_turns, completed);
 }
 
+#[test]
+fn a_large_output_is_found_from_the_turn() {
+    let mut world = started();
+    settle(&mut world, 2);
+    report(&mut world, done_turn());
+    settle(&mut world, 3);
+    over(&mut world, "Completed", "Completed");
+    let result = json!({"podUID": "pod", "ref": "c-1-result", "chunks": 3, "sha256": "ab", "size": 70_000});
+    run_of(&mut world).status.as_mut().unwrap().result = Some(serde_json::from_value(result).unwrap());
+    settle(&mut world, 4);
+    let output = status(&world).turns[0].output.as_ref().unwrap();
+    assert_eq!((output.ref_.as_str(), output.chunks, output.size), ("c-1-result", 3, 70_000));
+    assert_eq!(status(&world).last_result.as_ref().unwrap().output.as_ref(), Some(output));
+}
+
+/// R13: one that somebody deleted before its UID was stored is adopted as cancelled: nothing is prompted twice.
+#[test]
+fn r13_a_deleted_run_whose_uid_is_not_stored_is_adopted_as_cancelled() {
+    let mut world = started();
+    let deleted = child(json!({"metadata": {"deletionTimestamp": CREATED}})).metadata.deletion_timestamp;
+    run_of(&mut world).metadata.deletion_timestamp = deleted;
+    let stored = status_of(next(&world, at(2)));
+    let activation = stored.activation.as_ref().unwrap();
+    assert_eq!((activation.run_uid.as_deref(), activation.state), (Some("run-uid"), ActivationState::Closing));
+    world.child.status = Some(stored);
+    settle(&mut world, 2);
+    over(&mut world, "Cancelled", "Cancelled");
+    settle(&mut world, 3);
+    let ended = status(&world);
+    assert_eq!((ended.phase, ended.messages[0].outcome), (Some(SubagentPhase::Settled), Outcome::Discarded));
+    assert_eq!(ended.epochs, 1, "nothing starts by itself");
+}
+
 /// `kubectl wait --for=condition=Settled` right after a patch must not see the state before it.
 #[test]
 fn a_spec_that_was_not_looked_at_is_not_settled() {

@@ -19,7 +19,7 @@ use subagent_crds::{
     Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
     conditions::{self, Status},
     message::Outcome,
-    subagent_status::{ActivationState, CurrentActivation, SeenIds},
+    subagent_status::{ActivationState, CurrentActivation, SeenIds, TurnOutput},
 };
 
 /// Reason of a child whose first session is not stored yet.
@@ -104,6 +104,9 @@ pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStat
         let descriptor = run.status.as_ref().and_then(|status| status.descriptor.as_ref());
         new.provider_revision =
             descriptor.map(|descriptor| descriptor.provider_revision.clone()).or(new.provider_revision);
+        if change == Change::Ended {
+            point_to_output(run, &old, &mut new);
+        }
     }
     describe(world, &old, &mut new, change);
     set_conditions(child, world, &old, &mut new, change, now);
@@ -150,6 +153,21 @@ pub fn run_refused(world: &World, refusal: &Refusal, now: Timestamp) -> Subagent
     }
     set_conditions(child, world, &old, &mut new, change, now);
     new
+}
+
+/// The result of a run is the output of its last turn. One that is too large for its status is in ConfigMaps, and the turn says
+/// in which.
+fn point_to_output(run: &SubagentRun, old: &SubagentStatus, new: &mut SubagentStatus) {
+    let epoch = old.activation.as_ref().map(|activation| activation.epoch);
+    let result = run.status.as_ref().and_then(|status| status.result.as_ref());
+    let Some((result, ref_)) = result.and_then(|result| Some((result, result.ref_.clone()?))) else { return };
+    let output =
+        TurnOutput { ref_, chunks: result.chunks.unwrap_or(1), sha256: result.sha256.clone(), size: result.size };
+    for turn in [new.turns.last_mut(), new.last_result.as_mut()].into_iter().flatten() {
+        if Some(turn.epoch) == epoch {
+            turn.output = Some(output.clone());
+        }
+    }
 }
 
 /// What is remembered of the entries that are new.

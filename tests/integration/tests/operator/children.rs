@@ -2,6 +2,7 @@
 //! are files.
 
 use crate::{
+    audit::{Mark, Request, lines},
     replica::{Plan, Replica},
     world::{LIMIT, World, has as run_has},
 };
@@ -18,7 +19,7 @@ use subagent_crds::{
     message::{Code, Outcome},
     names,
     provider::{Probe, SessionState},
-    subagent_status::MessageStatus,
+    subagent_status::{ActivationState, MessageStatus},
 };
 use tempfile::TempDir;
 
@@ -498,6 +499,82 @@ async fn r1_r9_an_operator_that_is_killed_changes_nothing() {
         prompts += children.world.prompts(&subagent_operator::subagent::inbox::run_name(&child, epoch));
     }
     assert_eq!((prompts, preview(&status)), (2, "echo: two"));
+    children.finish(operator).await;
+}
+
+/// R9, c36: leadership moves under load; each prompt is sent once, in order, by one activation at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r9_c36_moving_leadership_under_load_doubles_nothing() {
+    let (children, mut operator) = Children::new("leaders").await;
+    children.told("child", "text 0").await;
+    for round in 1..5 {
+        let own = |number: usize| queue(&format!("r{round}-{number}"), &format!("text {round} {number}"));
+        children.append("child", &[own(1), own(2)]).await;
+        operator.stop().await;
+        operator = children.operator(&format!("leader-{round}")).await;
+        children.append("child", &[own(3)]).await;
+    }
+    let status = children.settled("child").await;
+    assert!(status.messages.iter().all(|one| matches!(one.outcome, Outcome::Started | Outcome::Claimed)), "{status:?}");
+    let turns: Vec<_> = status.turns.iter().map(|turn| turn.message_id.clone()).collect();
+    let sent = (1..5).flat_map(|round| (1..4).map(move |number| format!("r{round}-{number}")));
+    assert_eq!(turns, ["m1".to_owned()].into_iter().chain(sent).collect::<Vec<_>>());
+    let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
+    let mut prompts = 0;
+    for epoch in 1..=status.epochs {
+        prompts += children.world.prompts(&subagent_operator::subagent::inbox::run_name(&child, epoch));
+    }
+    assert_eq!(prompts, 13);
+    children.finish(operator).await;
+}
+
+/// A follow-up to a resident activation needs no pod, and what it costs the API server is bounded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follow_up_to_a_resident_activation_needs_no_new_pod_and_few_writes() {
+    let (children, operator) = Children::new("resident").await;
+    let resident = json!({"residencySeconds": 3600});
+    children.create("child", json!({"activation": resident, "messages": [{"id": "m1", "text": "one"}]})).await;
+    let idle = |turns: usize| {
+        move |status: &SubagentStatus| {
+            let state = status.activation.as_ref().map(|activation| activation.state);
+            state == Some(ActivationState::Idle) && status.turns.len() == turns
+        }
+    };
+    children.until("child", "Idle", idle(1)).await;
+    let mark = Mark::now();
+    children.append("child", &[queue("m2", "two")]).await;
+    let status = children.until("child", "Idle again", idle(2)).await;
+    let asked = mark.requests_of(&children.world.rights.user);
+    let written: Vec<_> = asked.into_iter().filter(Request::is_counted_write).collect();
+    println!("writes: {}\n{}", written.len(), lines(&written));
+    // Its place and placing; the run's inbox; the worker's word of its begin and its end; what they mean for the child; and
+    // what the run's controller sees of it.
+    assert!(written.len() <= 8, "{} writes:\n{}", written.len(), lines(&written));
+    assert_eq!((status.epochs, message(&status, "m2").outcome), (1, Outcome::Claimed));
+    assert_eq!(children.world.pods().await.len(), 1);
+    // Deleting the idle child needs no patience.
+    let api = children.world.namespace.api::<Subagent>();
+    api.delete("child", &DeleteParams::default()).await.expect("a deletion");
+    children.gone("child").await;
+    children.finish(operator).await;
+}
+
+/// Somebody takes the finalizer off a child and deletes it: its activation is stopped and let go all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s8_a_child_that_is_removed_by_force_leaves_nothing_at_work() {
+    let (children, operator) = Children::new("forced").await;
+    children.told("child", "!hang").await;
+    children.until("child", "at work", |status| is_at_work(status)).await;
+    let run = children.run("child", 1).await.name_any();
+    let api = children.world.namespace.api::<Subagent>();
+    // The finalizer is put back as long as the child lives, so it is deleted first. It may be gone by then.
+    api.delete("child", &DeleteParams::default()).await.expect("a deletion");
+    let none = json!({"metadata": {"finalizers": null}});
+    let _ = api.patch("child", &PatchParams::default(), &Patch::Merge(&none)).await;
+    children.gone("child").await;
+    // What garbage collection does where there is one.
+    let _ = children.world.namespace.api::<SubagentRun>().delete(&run, &DeleteParams::default()).await;
+    children.world.gone(&run).await;
     children.finish(operator).await;
 }
 

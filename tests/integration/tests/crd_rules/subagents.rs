@@ -181,16 +181,17 @@ fn inbox() -> Vec<Case> {
         request: Request::Update,
         accepted: vec![
             full(15, &json!({"id": "z", "text": "x".repeat(rest)})),
-            full(15, &json!({"id": "z", "content": [{"text": "x".repeat(rest)}, {"resourceLink": {"uri": "file:///x", "name": "x"}}]})),
+            full(15, &json!({"id": "z", "content": [{"text": "x".repeat(rest - 2)}, {"resourceLink": {"uri": "u", "name": "n"}}]})),
         ],
         refused: vec![
             full(15, &json!({"id": "z", "text": "x".repeat(rest + 1)})),
             full(15, &json!({"id": "z", "content": [{"text": "x".repeat(rest)}, {"text": "x"}]})),
+            full(15, &json!({"id": "z", "content": [{"text": "x".repeat(rest - 1)}, {"resourceLink": {"uri": "u", "name": "n"}}]})),
         ],
         ..case(
             "Subagent.spec.messages",
             "spec.messages",
-            "the texts of all messages together have at most 262144 characters; wait until some are over, and remove those",
+            "the contents of all messages together have at most 262144 characters; wait until some are over, and remove those",
             "in all",
         )
     });

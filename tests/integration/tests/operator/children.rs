@@ -564,7 +564,7 @@ async fn a_follow_up_to_a_resident_activation_needs_no_new_pod_and_few_writes() 
 async fn s8_a_child_that_is_removed_by_force_leaves_nothing_at_work() {
     let (children, operator) = Children::new("forced").await;
     children.told("child", "!hang").await;
-    children.until("child", "at work", |status| is_at_work(status)).await;
+    children.until("child", "at work", is_at_work).await;
     let run = children.run("child", 1).await.name_any();
     let api = children.world.namespace.api::<Subagent>();
     // The finalizer is put back as long as the child lives, so it is deleted first. It may be gone by then.

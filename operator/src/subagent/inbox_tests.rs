@@ -3,6 +3,7 @@
 use super::{super::placing, *};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
+use rstest::rstest;
 use serde_json::json;
 use std::collections::BTreeMap;
 use subagent_crds::{
@@ -568,7 +569,7 @@ fn words(world: &World) -> String {
 }
 
 /// Design section 5, a row at a time.
-#[rstest::rstest]
+#[rstest]
 #[case::first_message("+q d", "Started")]
 #[case::queued_while_it_starts("+q r +q d", "Started Claimed")]
 #[case::queued_while_a_turn_runs("+q r r w r +q r w", "Started Queued")]
@@ -600,7 +601,7 @@ fn c42_what_an_interruption_parks_runs_first_and_in_order() {
 }
 
 /// What is told to the worker behind an interruption would be waiting when that parks the rest, and overtake it.
-#[rstest::rstest]
+#[rstest]
 #[case::bare("+i", &["m1", "m2", "m4"])]
 #[case::speaking("+I", &["m1", "m2", "m3", "m4"])]
 fn c42_nothing_is_placed_behind_an_interruption_that_is_not_carried_out(
@@ -645,7 +646,7 @@ fn r13_an_activation_without_a_run_fails_as_one_that_had_one() {
 
 /// c43, c51: a number that was claimed and has no run yet is cancelled at once, with what was placed on it and nothing later;
 /// also when somebody else has the name.
-#[rstest::rstest]
+#[rstest]
 #[case::no_run(false)]
 #[case::somebody_elses(true)]
 fn c43_a_claim_without_a_run_is_cancelled_at_once(#[case] is_foreign: bool) {

@@ -270,6 +270,7 @@ All checks passed. The cluster stays as it is. To look around:
   kubectl -n $namespace apply -f examples/run-echo.yaml    # the smallest run
   kubectl -n $namespace wait --for=condition=Finished subagentrun/echo
   kubectl -n $namespace get subagentrun echo -o 'jsonpath={.status.result.text}{"\n"}'
+  kubectl -n $namespace get subagent $child -o yaml       # the child; speak to it as the README does
   make demo                                         # again, with another nonce
 
 To remove everything:

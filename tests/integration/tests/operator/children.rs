@@ -462,6 +462,9 @@ async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspe
     children.settled("child").await;
     children.wipe();
     fs::remove_dir_all(children.store().join(child.uid().expect("a UID"))).expect("a checkpoint");
+    // A store without anything would be taken for another one.
+    fs::create_dir_all(children.store().join("another/1/1")).expect("a folder");
+    fs::write(children.store().join("another/1/1").join("0".repeat(64)), "a session").expect("a checkpoint");
     children.append("child", &[queue("m2", "two"), queue("m3", "three")]).await;
     let lost = |status: &SubagentStatus| status.phase == Some(SubagentPhase::NotResumable);
     let status = children.until("child", "NotResumable", lost).await;

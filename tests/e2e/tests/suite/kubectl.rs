@@ -79,7 +79,7 @@ async fn wait_by_condition_and_jsonpath_works_for_scripts() {
             ns.kubectl(&["wait", what, "subagentrun/waited", &limit]);
         }
         assert_eq!(ns.kubectl(&["get", "sar", "waited", "-o", "jsonpath={.status.result.text}"]), "echo: Hello");
-        assert!(ns.kubectl(&["get", "subagents"]).contains("subagentrun.subagents.dev/waited"));
+        assert!(ns.kubectl(&["get", "subagents-all"]).contains("subagentrun.subagents.dev/waited"));
     })
     .await;
 }

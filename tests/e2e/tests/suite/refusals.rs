@@ -127,7 +127,7 @@ async fn c6_c12_a_depth_of_zero_is_a_request_and_refuses_every_delegation() {
     in_namespace("depth", async |ns| {
         ns.provider(&ScriptedProvider::default()).await;
         let refused = ns.finish(&run_with("zero", json!({"maxDepth": 0}))).await;
-        assert_refused(&ns, &refused, "DepthExceeded", &["depth 1"]).await;
+        assert_refused(&ns, &refused, "DepthExceeded", &["depth would be 1"]).await;
     })
     .await;
 }

@@ -36,7 +36,8 @@ pub struct SubagentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
-    /// conditions: Accepted, Active, Settled, Resumable.
+    /// conditions: Accepted, Active, Settled, Resumable, and where they apply NumberSkipped (a foreign object has the name of an
+    /// activation) and MemoryWhole (False: a part of the memory of ids is missing, and no new id is taken).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,

@@ -4,14 +4,13 @@
 //! large, as in a log-structured tree: ten thousand ids are in about ten of them, and each is written a few times in all.
 //! Pure, but for [`load`] and [`store`].
 
-use super::inbox::Remembered;
+use super::{inbox::Remembered, placing};
 use crate::{
     api::{self, ReadError, WriteError},
     naming,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::{Api, Client, Resource, ResourceExt, api::PostParams};
+use kube::{Api, Client, ResourceExt, api::PostParams};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use subagent_crds::{Subagent, message::Outcome, names, subagent_status::MessageStatus};
@@ -219,26 +218,11 @@ pub enum StoreError {
 }
 
 fn config_map(child: &Subagent, stored: &str, segment: &Segment) -> ConfigMap {
-    let (name, uid) = (child.name_any(), child.uid().unwrap_or_default());
+    let mut metadata = placing::owned(child, stored);
+    let labels = metadata.labels.get_or_insert_default();
+    labels.insert(names::CONTENT_LABEL.to_owned(), names::CONTENT_SEEN_IDS.to_owned());
     ConfigMap {
-        metadata: ObjectMeta {
-            name: Some(stored.to_owned()),
-            namespace: child.namespace(),
-            labels: Some(BTreeMap::from([
-                (names::SUBAGENT_LABEL.to_owned(), name.clone()),
-                (names::SUBAGENT_UID_LABEL.to_owned(), uid.clone()),
-                (names::CONTENT_LABEL.to_owned(), names::CONTENT_SEEN_IDS.to_owned()),
-            ])),
-            owner_references: Some(vec![OwnerReference {
-                api_version: Subagent::api_version(&()).into_owned(),
-                kind: Subagent::kind(&()).into_owned(),
-                name,
-                uid,
-                controller: Some(true),
-                block_owner_deletion: None,
-            }]),
-            ..ObjectMeta::default()
-        },
+        metadata,
         data: Some(BTreeMap::from([(KEY.to_owned(), segment.encode())])),
         immutable: Some(true),
         ..ConfigMap::default()
@@ -248,6 +232,7 @@ fn config_map(child: &Subagent, stored: &str, segment: &Segment) -> ConfigMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use proptest::prelude::*;
     use serde_json::json;
 

@@ -110,14 +110,22 @@ pub fn run(child: &Subagent) -> Option<SubagentRun> {
             ..SubagentRunSpec::default()
         },
     );
-    run.metadata = ObjectMeta {
-        name: run.metadata.name,
+    run.metadata = owned(child, &activation.run_name);
+    run.metadata.finalizers = Some(vec![names::RUN_FINALIZER.to_owned(), names::FOLD_FINALIZER.to_owned()]);
+    Some(run)
+}
+
+/// Metadata of what is made for a child and goes with it: found by its labels, matched by its owner's UID.
+pub(super) fn owned(child: &Subagent, object: &str) -> ObjectMeta {
+    let name = child.metadata.name.clone().unwrap_or_default();
+    let uid = child.metadata.uid.clone().unwrap_or_default();
+    ObjectMeta {
+        name: Some(object.to_owned()),
         namespace: child.metadata.namespace.clone(),
         labels: Some(BTreeMap::from([
             (names::SUBAGENT_LABEL.to_owned(), name.clone()),
             (names::SUBAGENT_UID_LABEL.to_owned(), uid.clone()),
         ])),
-        finalizers: Some(vec![names::RUN_FINALIZER.to_owned(), names::FOLD_FINALIZER.to_owned()]),
         owner_references: Some(vec![OwnerReference {
             api_version: Subagent::api_version(&()).into_owned(),
             kind: Subagent::kind(&()).into_owned(),
@@ -127,6 +135,5 @@ pub fn run(child: &Subagent) -> Option<SubagentRun> {
             block_owner_deletion: None,
         }]),
         ..ObjectMeta::default()
-    };
-    Some(run)
+    }
 }

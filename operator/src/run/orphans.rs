@@ -36,6 +36,31 @@ const PAGE: u32 = 500;
 /// A namespace, and the name of a run that is not there or does not decode.
 pub type Lost = (String, String);
 
+/// A pod of a run that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftPod {
+    /// Its name.
+    pub name: String,
+    /// True when nothing of it can be running any more.
+    pub is_stopped: bool,
+    /// True when it is being deleted.
+    pub is_deleting: bool,
+    /// True while our finalizer holds it.
+    pub is_held: bool,
+}
+
+impl LeftPod {
+    /// Nothing of it runs, and nobody has to look after it any more.
+    pub fn is_over(&self) -> bool {
+        self.is_stopped && !self.is_held
+    }
+
+    /// Whether it is to be told to stop, or to be let go.
+    pub fn is_to_stop(&self) -> bool {
+        if self.is_stopped { self.is_held } else { !self.is_deleting }
+    }
+}
+
 /// Stops and releases what is left of the runs that are found, until the token is cancelled. What it knows is only in
 /// memory: every pod and every run is seen anew by the next process.
 pub async fn clean_up(context: &Context, mut found: UnboundedReceiver<Lost>, shutdown: &CancellationToken) {
@@ -93,6 +118,49 @@ async fn gone(context: &Context, namespace: &str, run: &str) -> Result<bool, Err
         }
     }
     Ok(is_done)
+}
+
+/// What is left of the pods of a run that is gone, live. They are found by its UID: another run may have its name by now.
+///
+/// # Errors
+/// When a read fails.
+pub async fn left_by(context: &Context, namespace: &str, run_uid: &str) -> Result<Vec<LeftPod>, ReadError> {
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let mut left = vec![];
+    for pod in pods_with(&pods, run_uid).await? {
+        let node = dereference::node(&context.client, Some(&pod)).await?;
+        left.push(LeftPod {
+            name: pod.name_any(),
+            is_stopped: observe(&pod, node, false).proof.is_some(),
+            is_deleting: is_deleting(&pod),
+            is_held: is_held(&pod),
+        });
+    }
+    Ok(left)
+}
+
+/// Stops what is left of the pods of a run that is gone, and lets go of those that are proven stopped.
+///
+/// # Errors
+/// [`Error`] when a call fails.
+pub async fn stop_left(context: &Context, namespace: &str, run_uid: &str) -> Result<(), Error> {
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    for pod in pods_with(&pods, run_uid).await? {
+        if is_stopped(context, &pods, &pod, false).await? && is_held(&pod) {
+            release_pod(&pods, &pod).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Pods with the UID of a run as their owner or in their label: `--cascade=orphan` takes the owner away.
+async fn pods_with(pods: &Api<Pod>, run_uid: &str) -> Result<Vec<Pod>, ReadError> {
+    let is_of = |pod: &Pod| {
+        let mut owners = pod.metadata.owner_references.iter().flatten();
+        owners.any(|owner| owner.uid == run_uid)
+            || pod.labels().get(names::RUN_UID_LABEL).is_some_and(|uid| uid == run_uid)
+    };
+    api::list(pods, ListParams::default().limit(PAGE), "pods", |pod| is_of(&pod).then_some(pod)).await
 }
 
 /// A run that does not decode is left alone unless it is cancelled or being deleted: another version of the operator may

@@ -12,9 +12,11 @@ use crate::{
     api::{self, ReadError, WriteError},
     context::Context,
     run::{
+        self,
         apply::{ignore_gone, without, write_finalizers},
         descendants::tell,
         events::Note,
+        orphans,
         validate::Refusal,
     },
 };
@@ -29,6 +31,8 @@ use subagent_crds::{Reason, Subagent, SubagentRun, SubagentStatus, names};
 
 /// How soon a run that was refused is tried again. Quota frees up when others go, and policies change; nothing tells when.
 const REFUSED_RETRY: Duration = Duration::from_secs(10);
+/// How soon the pods of a run that was removed by force are looked at after they were told to stop.
+const LEFT_RETRY: Duration = Duration::from_secs(1);
 /// How soon a session that could not be removed is tried again.
 const FORGET_RETRY: Duration = Duration::from_secs(10);
 
@@ -41,6 +45,9 @@ pub enum Error {
     /// A write failed.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// What is left of a run that was removed by force was not stopped.
+    #[error(transparent)]
+    Left(#[from] run::apply::Error),
 }
 
 impl From<memory::StoreError> for Error {
@@ -92,6 +99,11 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
                 change_run(context, &runs, run, &change).await?;
             }
             Ok(Applied::Changed)
+        }
+        Step::StopLeft(uid) => {
+            orphans::stop_left(context, &namespace, &uid).await?;
+            // It takes its time: the next reconcile looks.
+            Ok(Applied::Done(Some(LEFT_RETRY)))
         }
         Step::ReleaseRun(past) => {
             release_run(&runs, &past).await?;

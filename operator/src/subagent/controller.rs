@@ -257,6 +257,7 @@ fn kind(step: &plan::Step) -> &'static str {
         plan::Step::Status(_) => "Status",
         plan::Step::CreateRun(_) => "CreateRun",
         plan::Step::ChangeRun(_) => "ChangeRun",
+        plan::Step::StopLeft(_) => "StopLeft",
         plan::Step::ReleaseRun(_) => "ReleaseRun",
         plan::Step::DeleteRuns(_) => "DeleteRuns",
         plan::Step::Remember(_) => "Remember",

@@ -13,6 +13,7 @@ use crate::{
     run::{
         dereference::{above, named_parent},
         descendants::find,
+        orphans,
         validate::Provider,
     },
 };
@@ -96,14 +97,15 @@ async fn run(context: &Context, child: &Subagent) -> Result<Run, ReadError> {
     let activation = child.status.as_ref().and_then(|status| status.activation.as_ref());
     let Some(activation) = activation else { return Ok(Run::Missing) };
     let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &child.namespace().unwrap_or_default());
-    let Some(found) = api::get(&runs, &activation.run_name).await? else { return Ok(Run::Missing) };
-    let is_stored = activation.run_uid.is_none() || activation.run_uid == found.metadata.uid;
-    let is_of = inbox::is_of(&found, child, activation.epoch);
-    Ok(match (is_of && is_stored, &activation.run_uid) {
-        (true, _) => Run::Ours(Box::new(found)),
-        // Ours is gone, and somebody has put another in its place.
-        (false, Some(_)) => Run::Missing,
-        (false, None) => Run::Foreign,
+    let found = api::get(&runs, &activation.run_name).await?;
+    let is_stored = |found: &SubagentRun| activation.run_uid.is_none() || activation.run_uid == found.metadata.uid;
+    let is_ours = |found: &SubagentRun| inbox::is_of(found, child, activation.epoch) && is_stored(found);
+    Ok(match (found, &activation.run_uid) {
+        (Some(found), _) if is_ours(&found) => Run::Ours(Box::new(found)),
+        // Ours is gone, and somebody may have put another in its place.
+        (_, Some(uid)) => Run::Removed(orphans::left_by(context, &child.namespace().unwrap_or_default(), uid).await?),
+        (Some(_), None) => Run::Foreign,
+        (None, None) => Run::Missing,
     })
 }
 

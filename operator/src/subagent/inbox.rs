@@ -22,6 +22,11 @@ pub const INTERRUPTED: &str = "Interrupted";
 pub enum Found<'a> {
     /// Nothing, or nothing was looked for.
     Missing,
+    /// Nothing any more: the run whose UID is stored was removed by force.
+    Removed {
+        /// True when live reads prove that no pod of it runs any more.
+        is_stopped: bool,
+    },
     /// An object that is not of this activation.
     Foreign,
     /// The run of this activation.
@@ -161,6 +166,7 @@ impl<'a> Inbox<'a> {
         match self.facts.run {
             // Of an activation that is over; this one's was not looked for yet.
             Found::Ours(run) if !is_of(run, self.facts.child, activation.epoch) => {}
+            Found::Removed { .. } if activation.run_uid.is_none() => {}
             Found::Ours(run) => {
                 self.fold(run);
                 let phase = run.status.as_ref().and_then(|status| status.phase);
@@ -172,10 +178,13 @@ impl<'a> Inbox<'a> {
                     self.end(Some(run));
                 }
             }
-            // Somebody took even the finalizers off it. What its worker did last is unknown, so nothing is repeated.
-            Found::Missing if activation.run_uid.is_some() => {
+            // Somebody took even the finalizers off it. What its worker did last is unknown, so nothing is repeated; and it may
+            // still be at work, so nothing begins before the proof (c36, c50).
+            Found::Removed { is_stopped } => {
                 self.close_cancelled();
-                self.end(None);
+                if is_stopped {
+                    self.end(None);
+                }
             }
             // A run that comes in the last moment is not named here and never gets a pod.
             Found::Missing if self.is_deleting() => {
@@ -331,14 +340,11 @@ impl<'a> Inbox<'a> {
             if told.stop_reason == StopReason::Completed.as_str() && turn.turn <= checkpointed {
                 self.new.completed_turns += 1;
             }
-            self.new.last_result = Some(told.clone());
-            self.new.turns.push(told);
+            self.add_turn(told);
             if let Some(activation) = self.activation() {
                 activation.folded_turns = turn.turn;
             }
         }
-        let surplus = self.new.turns.len().saturating_sub(bounds::TURNS);
-        self.new.turns.drain(..surplus);
         if let Some(stored) = &report.checkpoint {
             let newest = self.new.checkpoint.as_ref().map(|old| (old.epoch, old.turn));
             if newest < Some((epoch, stored.turn)) {
@@ -354,9 +360,39 @@ impl<'a> Inbox<'a> {
         }
     }
 
+    fn add_turn(&mut self, turn: ChildTurn) {
+        self.new.last_result = Some(turn.clone());
+        self.new.turns.push(turn);
+        let surplus = self.new.turns.len().saturating_sub(bounds::TURNS);
+        self.new.turns.drain(..surplus);
+    }
+
+    /// The turns of a run that is gone of which only the begin was told: how they ended nobody knows any more (c41).
+    fn interrupt_turns(&mut self, epoch: i64, folded: i64) {
+        let claimed = |message: &&MessageStatus| {
+            message.epoch == Some(epoch) && matches!(message.outcome, Outcome::Started | Outcome::Claimed)
+        };
+        let begun =
+            self.new.messages.iter().filter(claimed).filter_map(|message| Some((message.turn?, message.id.clone())));
+        let mut begun: Vec<_> = begun.filter(|(turn, _)| *turn > folded).collect();
+        begun.sort();
+        for (turn, message_id) in begun {
+            self.add_turn(ChildTurn {
+                epoch,
+                turn,
+                message_id,
+                stop_reason: INTERRUPTED.to_owned(),
+                ..ChildTurn::default()
+            });
+        }
+    }
+
     /// The activation is over: every message it had gets an outcome, goes back, or is parked. `None` when its run is gone.
     fn end(&mut self, run: Option<&SubagentRun>) {
         let Some(activation) = self.new.activation.take() else { return };
+        if run.is_none() {
+            self.interrupt_turns(activation.epoch, activation.folded_turns);
+        }
         let status = run.and_then(|run| run.status.as_ref());
         let phase = status.and_then(|status| status.phase);
         let reason = status.and_then(|status| status.reason.as_deref());

@@ -1,6 +1,10 @@
 //! The inbox alone, and together with a model of the worker, the run and everybody else who writes, in any order.
 
-use super::{super::placing, *};
+use super::{
+    super::{placing, plan::Run},
+    *,
+};
+use crate::run::orphans::LeftPod;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -109,6 +113,8 @@ enum Step {
     DeleteRun,
     DeleteChild,
     LoseRun,
+    /// The pod of a run that was lost is proven stopped.
+    LostPodStops,
     /// A controller reads, computes and writes; then it acts, unless it dies before that.
     Reconcile {
         acts: bool,
@@ -131,9 +137,11 @@ enum Step {
 struct World {
     child: Subagent,
     version: u64,
-    old: Option<(Subagent, Option<SubagentRun>, u64)>,
+    old: Option<(Subagent, Run, u64)>,
     runs: BTreeMap<String, SubagentRun>,
     workers: BTreeMap<String, Worker>,
+    /// Workers whose run was removed by force. Nothing of what they say is stored any more, and they work on.
+    lost: BTreeMap<String, Worker>,
     /// Everything agents were prompted with, in order, and what they were steered with.
     prompted: Vec<String>,
     steered: Vec<String>,
@@ -150,6 +158,7 @@ impl World {
             old: None,
             runs: BTreeMap::new(),
             workers: BTreeMap::new(),
+            lost: BTreeMap::new(),
             prompted: vec![],
             steered: vec![],
             now: 0,
@@ -166,6 +175,23 @@ impl World {
         self.runs.get(&self.current()?)
     }
 
+    /// What a live read finds of the activation's run, and of its pod when that is gone.
+    fn found(&self) -> Run {
+        let activation = self.child.status.as_ref().and_then(|status| status.activation.as_ref());
+        let Some(activation) = activation else { return Run::Missing };
+        match self.runs.get(&activation.run_name) {
+            Some(run) => Run::Ours(Box::new(run.clone())),
+            None if activation.run_uid.is_some() => {
+                let left = |worker: &Worker| {
+                    let is_stopped = worker.over.is_some();
+                    LeftPod { name: "pod".into(), is_stopped, is_deleting: false, is_held: !is_stopped }
+                };
+                Run::Removed(self.lost.get(&activation.run_name).map(left).into_iter().collect())
+            }
+            None => Run::Missing,
+        }
+    }
+
     fn live_worker(&mut self) -> Option<(String, &mut Worker)> {
         let (name, run) = self.runs.iter().find(|(_, run)| !is_over(run))?;
         let over = run.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_terminal);
@@ -173,10 +199,9 @@ impl World {
         self.workers.get_mut(&name).filter(|worker| !over && worker.over.is_none()).map(|worker| (name, worker))
     }
 
-    fn advanced(child: &Subagent, run: Option<&SubagentRun>, now: i64) -> SubagentStatus {
-        let found = run.map_or(Found::Missing, Found::Ours);
+    fn advanced(child: &Subagent, run: &Run, now: i64) -> SubagentStatus {
         let facts =
-            Facts { child, run: found, memory: &HashMap::new(), is_memory_lost: false, has_live_children: false };
+            Facts { child, run: run.found(), memory: &HashMap::new(), is_memory_lost: false, has_live_children: false };
         let new = advance(&facts, at(now));
         let mut again = child.clone();
         again.status = Some(new.clone());
@@ -211,6 +236,8 @@ impl World {
             None if uid.is_none() && self.child.metadata.deletion_timestamp.is_some() => {}
             None if uid.is_none() => {
                 assert!(self.runs.values().all(is_over), "c36: one activation at a time");
+                let are_stopped = self.lost.values().all(|worker| worker.over.is_some());
+                assert!(are_stopped, "c36, c50: the worker of a run that is gone still works");
                 let mut run = placing::run(&self.child).unwrap();
                 run.metadata.uid = Some(format!("uid-of-{name}"));
                 self.runs.insert(name, run);
@@ -241,7 +268,7 @@ impl World {
     }
 
     fn reconcile(&mut self, acts: bool) {
-        let status = Self::advanced(&self.child, self.run(), self.now);
+        let status = Self::advanced(&self.child, &self.found(), self.now);
         self.write(status);
         if acts {
             self.act();
@@ -319,21 +346,27 @@ impl World {
                 self.child.metadata.deletion_timestamp.get_or_insert(Time(at(self.now)));
             }
             Step::LoseRun => {
-                // Only what is over: its processes are gone, and somebody took the finalizers off.
-                if let Some(name) = self.current().filter(|name| self.runs.get(name).is_some_and(is_over))
+                // Somebody took the finalizers off; its worker may be at work, and hears nothing of that.
+                if let Some(name) = self.current().filter(|name| self.runs.contains_key(name))
                     && self.child.status.as_ref().is_some_and(|status| {
                         status.activation.as_ref().is_some_and(|activation| activation.run_uid.is_some())
                     })
                 {
                     self.runs.remove(&name);
-                    self.workers.remove(&name);
+                    let worker = self.workers.remove(&name);
+                    self.lost.extend(worker.map(|worker| (name, worker)));
+                }
+            }
+            Step::LostPodStops => {
+                for worker in self.lost.values_mut() {
+                    worker.over.get_or_insert("Lost");
                 }
             }
             Step::Reconcile { acts } => self.reconcile(*acts),
-            Step::Read => self.old = Some((self.child.clone(), self.run().cloned(), self.version)),
+            Step::Read => self.old = Some((self.child.clone(), self.found(), self.version)),
             Step::Late => {
                 if let Some((child, run, version)) = self.old.take() {
-                    let status = Self::advanced(&child, run.as_ref(), self.now);
+                    let status = Self::advanced(&child, &run, self.now);
                     // The API server refuses what was computed from another version.
                     if version == self.version {
                         self.write(status);
@@ -361,7 +394,15 @@ impl World {
                 }
             }
             Step::WorkerPrompts => {
-                let Some((_, worker)) = self.live_worker() else { return };
+                // One whose run is gone goes on with what was acknowledged.
+                let lost = self.lost.values_mut().find(|worker| worker.over.is_none());
+                let worker = match lost {
+                    Some(lost) => lost,
+                    None => match self.live_worker() {
+                        Some((_, worker)) => worker,
+                        None => return,
+                    },
+                };
                 if let Some((id, sent)) = worker.turn.as_mut().filter(|turn| !turn.1) {
                     *sent = true;
                     let id = id.clone();
@@ -423,6 +464,7 @@ impl World {
                 Step::SteerAnswered(true),
                 Step::TurnEnds,
                 Step::WorkerCloses,
+                Step::LostPodStops,
             ] {
                 self.step(&step);
             }
@@ -432,9 +474,10 @@ impl World {
 
     /// How often anything but the child changed that the drain waits for.
     fn seq(&self) -> (usize, usize, i64) {
-        let phases = self.runs.values().filter(|run| is_over(run)).count();
+        let phases = self.runs.values().filter(|run| is_over(run)).count()
+            + self.lost.values().filter(|worker| worker.over.is_some()).count();
         (
-            self.runs.len() + self.workers.len(),
+            self.runs.len() + self.workers.len() + self.lost.len(),
             phases,
             self.workers.values().map(|worker| worker.turns.len() as i64).sum(),
         )
@@ -461,6 +504,10 @@ impl World {
                 Outcome::Rejected if message.code == Some(Code::Unconfirmed) => {}
                 _ => assert_eq!(prompts + steers, 0, "{} is {:?} and was received", message.id, message.outcome),
             }
+            if matches!(message.outcome, Outcome::Started | Outcome::Claimed) && status.turns.len() < bounds::TURNS {
+                let has_turn = status.turns.iter().any(|turn| turn.message_id == message.id);
+                assert!(has_turn, "c41: {} has a turn, however that ended: {:?}", message.id, status.turns);
+            }
         }
         let number = |id: &String| id[1..].parse::<usize>().unwrap();
         assert!(self.prompted.is_sorted_by_key(number), "c37: in order: {:?}", self.prompted);
@@ -482,6 +529,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::CancelRun),
         1 => Just(Step::DeleteRun),
         1 => Just(Step::LoseRun),
+        1 => Just(Step::LostPodStops),
         8 => any::<bool>().prop_map(|acts| Step::Reconcile { acts }),
         2 => Just(Step::Read),
         2 => Just(Step::Late),
@@ -687,6 +735,40 @@ fn c43_deleting_the_run_discards_and_the_child_stays() {
     world.step(&Step::Append(Delivery::Queue, true));
     world.drain();
     assert_eq!(world.outcome("m3"), Outcome::Started);
+}
+
+/// c36, c50: somebody took the finalizers off a run. Its pod may be at work, so nothing begins before the proof; what it held
+/// has one outcome, and a turn that had begun is not lost without a word (c41).
+#[test]
+fn c36_c50_the_next_activation_waits_for_the_pod_of_a_run_that_was_removed_by_force() {
+    let mut world = play("+q r r w r +q r w");
+    world.step(&Step::LoseRun);
+    world.step(&Step::Append(Delivery::Queue, true));
+    for _ in 0..3 {
+        world.step(&Step::Reconcile { acts: true });
+    }
+    let status = world.child.status.clone().unwrap();
+    let state = status.activation.as_ref().map(|activation| (activation.epoch, activation.state));
+    assert_eq!((state, status.epochs), (Some((1, ActivationState::Closing)), 1));
+    assert_eq!(words(&world), "Started Queued Accepted", "the worker may have the second, and the third waits");
+    let mut leaving = world.child.clone();
+    leaving.metadata.deletion_timestamp = Some(Time(at(9)));
+    assert!(World::advanced(&leaving, &world.found(), 9).activation.is_some(), "nor is the child let go");
+    world.step(&Step::LostPodStops);
+    world.drain();
+    assert_eq!(words(&world), "Started Rejected/Unconfirmed Started");
+    let turns: Vec<_> = world
+        .child
+        .status
+        .as_ref()
+        .unwrap()
+        .turns
+        .iter()
+        .map(|turn| (turn.epoch, turn.turn, turn.message_id.as_str(), turn.stop_reason.as_str()))
+        .collect();
+    assert_eq!(turns, [(1, 1, "m1", INTERRUPTED), (2, 1, "m3", "Completed")]);
+    assert_eq!(world.prompted, ["m1", "m3"]);
+    world.check();
 }
 
 #[test]

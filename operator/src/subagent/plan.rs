@@ -15,17 +15,21 @@ use super::{
 };
 use crate::run::{
     descendants::Descendant,
+    orphans::LeftPod,
     validate::{self as run, Parent, Provider, Verdict},
 };
 use k8s_openapi::jiff::Timestamp;
 use std::time::Duration;
 use subagent_crds::{
-    Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, names, subagent_status::ActivationState,
+    Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, names,
+    subagent_status::{ActivationState, CurrentActivation},
 };
 
 /// How often live children are looked at while something waits for them. Their ends wake the child; this is for what nobody
 /// hears of.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// How often the pods of a run that was removed by force are looked at: nothing tells the child of them.
+const LOOK_AT_LEFT: Duration = Duration::from_secs(5);
 /// How soon a child that could not be told to stop is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(2);
 /// How long removing a deleted child's session from the store is tried (contract c47).
@@ -37,6 +41,8 @@ pub enum Run {
     /// Nothing, or nothing was looked for.
     #[default]
     Missing,
+    /// The run whose UID is stored is gone: somebody removed it by force. What is left of its pods, from a live LIST after that.
+    Removed(Vec<LeftPod>),
     /// An object that is not of this activation.
     Foreign,
     /// The run of this activation, from a live GET.
@@ -48,6 +54,7 @@ impl Run {
     pub fn found(&self) -> Found<'_> {
         match self {
             Self::Missing => Found::Missing,
+            Self::Removed(left) => Found::Removed { is_stopped: left.iter().all(LeftPod::is_over) },
             Self::Foreign => Found::Foreign,
             Self::Ours(run) => Found::Ours(run),
         }
@@ -57,7 +64,15 @@ impl Run {
     pub fn ours(&self) -> Option<&SubagentRun> {
         match self {
             Self::Ours(run) => Some(run),
-            Self::Missing | Self::Foreign => None,
+            Self::Missing | Self::Removed(_) | Self::Foreign => None,
+        }
+    }
+
+    /// The pod of a run that was removed by force that is not proven stopped, or still waited for.
+    pub fn blocker(&self) -> Option<&LeftPod> {
+        match self {
+            Self::Removed(left) => left.iter().find(|pod| !pod.is_over()),
+            Self::Missing | Self::Foreign | Self::Ours(_) => None,
         }
     }
 }
@@ -121,6 +136,8 @@ pub enum Step {
     CreateRun(Box<SubagentRun>),
     /// Tell the run of the activation: messages, the end of its inbox, a cancel.
     ChangeRun(Box<Change>),
+    /// Stop what is left of the pods of the run with this UID, which was removed by force.
+    StopLeft(String),
     /// Take the second finalizer off a run: what became of its messages is stored.
     ReleaseRun(PastRun),
     /// Delete finished runs beyond what is kept.
@@ -245,6 +262,10 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
                 return Step::CreateRun(Box::new(run));
             }
         }
+        (Some(CurrentActivation { run_uid: Some(uid), .. }), Run::Removed(left)) => {
+            let is_to_stop = left.iter().any(LeftPod::is_to_stop);
+            return if is_to_stop { Step::StopLeft(uid.clone()) } else { Step::Wait(Some(LOOK_AT_LEFT)) };
+        }
         (Some(_), Run::Ours(run)) => {
             if let Some(change) = placing::change(child, run) {
                 return Step::ChangeRun(Box::new(change));
@@ -325,8 +346,8 @@ pub fn may_rest(child: &Subagent, run: &Run) -> bool {
     let activation = child.status.as_ref().and_then(|status| status.activation.as_ref());
     match (activation, run) {
         (None, _) => true,
-        (Some(activation), Run::Missing) => activation.run_uid.is_some(),
+        (Some(_), Run::Removed(_)) => run.blocker().is_none(),
         (Some(_), Run::Ours(run)) => inbox::is_over(run),
-        (Some(_), Run::Foreign) => false,
+        (Some(_), Run::Missing | Run::Foreign) => false,
     }
 }

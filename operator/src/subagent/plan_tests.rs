@@ -8,6 +8,7 @@ use super::{
 };
 use crate::run::{
     descendants::Descendant,
+    orphans::LeftPod,
     plan_tests::{CREATED, at, merged},
     validate::{Parent, Provider},
 };
@@ -289,6 +290,44 @@ fn r13_a_deleted_run_whose_uid_is_not_stored_is_adopted_as_cancelled() {
     let ended = status(&world);
     assert_eq!((ended.phase, ended.messages[0].outcome), (Some(SubagentPhase::Settled), Outcome::Discarded));
     assert_eq!(ended.epochs, 1, "nothing starts by itself");
+}
+
+/// c36, c50: what is left of a run that somebody removed by force is stopped, named and waited for; only the proof ends the
+/// activation, also when the child goes.
+#[rstest]
+#[case::stays(false)]
+#[case::is_deleted(true)]
+fn c36_c50_a_run_that_was_removed_by_force_is_waited_for_until_its_pod_is_proven_stopped(#[case] deleted: bool) {
+    let left = |is_stopped, is_deleting, is_held| {
+        Run::Removed(vec![LeftPod { name: "c-1-pod".into(), is_stopped, is_deleting, is_held }])
+    };
+    let mut world = started();
+    report(&mut world, json!({}));
+    settle(&mut world, 3);
+    if deleted {
+        deleting(&mut world);
+    }
+    world.child.spec.messages.push(serde_json::from_value(json!({"id": "m2", "text": "more"})).unwrap());
+    world.run = left(false, false, true);
+    assert_eq!(settle(&mut world, 4), Step::StopLeft("run-uid".into()));
+    world.run = left(false, true, true);
+    assert!(matches!(settle(&mut world, 5), Step::Wait(Some(_))));
+    let waits = status(&world);
+    assert_eq!((waits.epochs, waits.reason.as_deref()), (1, Some("CleanupFailed")));
+    let said = waits.message.as_ref().unwrap();
+    assert!(said.contains("pod c-1-pod is not proven stopped") && said.contains("out-of-service"), "{said}");
+    assert_eq!(condition(waits, "Active").0, "True");
+    world.run = left(true, true, true);
+    assert_eq!(settle(&mut world, 6), Step::StopLeft("run-uid".into()), "it is let go first");
+    world.run = Run::Removed(vec![]);
+    let next = settle(&mut world, 7);
+    let ended = status(&world);
+    assert_eq!(ended.turns.last().map(|turn| (turn.turn, turn.stop_reason.as_str())), Some((1, inbox::INTERRUPTED)));
+    if deleted {
+        assert_eq!(next, Step::Forget);
+    } else {
+        assert_eq!((ended.epochs, ended.messages[1].outcome), (2, Outcome::Queued));
+    }
 }
 
 /// `kubectl wait --for=condition=Settled` right after a patch must not see the state before it.

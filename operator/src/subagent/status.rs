@@ -223,7 +223,9 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
         }
         let problem = run.filter(|_| change == Change::None).and_then(start_problem);
         let number = activation.epoch;
-        if new.phase == Some(SubagentPhase::Terminating) {
+        if let Some(pod) = world.run.blocker() {
+            say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&activation, &pod.name));
+        } else if new.phase == Some(SubagentPhase::Terminating) {
             say(new, None, &format!("activation {number} is being stopped"));
         } else if let Some((reason, message)) = problem {
             say(new, Some(&reason), &format!("activation {number} is not started yet: {message}"));
@@ -259,6 +261,15 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
         }
         (_, None) => say(new, None, "nothing runs and nothing waits; the next message wakes the child"),
     }
+}
+
+fn removed_by_force(activation: &CurrentActivation, pod: &str) -> String {
+    format!(
+        "SubagentRun {} of activation {} was removed by force, and its pod {pod} is not proven stopped; until it is, nothing \
+         else of the child begins: wait for its end, bring its node back, or, when the node is down for good, delete the \
+         Node or taint it node.kubernetes.io/out-of-service",
+        activation.run_name, activation.epoch
+    )
 }
 
 fn doing(activation: &CurrentActivation) -> &'static str {

@@ -4,9 +4,12 @@
 use crate::{
     audit::{Mark, Request, lines},
     replica::{Plan, Replica},
-    world::{LIMIT, World, has as run_has},
+    world::{LIMIT, World, has as run_has, pod_name},
 };
-use k8s_openapi::api::{core::v1::ConfigMap, events::v1::Event};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Pod},
+    events::v1::Event,
+};
 use kube::{
     ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -578,6 +581,43 @@ async fn s8_a_child_that_is_removed_by_force_leaves_nothing_at_work() {
     // What garbage collection does where there is one.
     let _ = children.world.namespace.api::<SubagentRun>().delete(&run, &DeleteParams::default()).await;
     children.world.gone(&run).await;
+    children.finish(operator).await;
+}
+
+/// c36, c50: somebody takes the finalizers off an activation's run. Its worker may be at work, so the next one begins only
+/// when its pod is proven stopped; until then the child names the pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c36_c50_an_activation_removed_by_force_is_proven_stopped_before_the_next() {
+    let (children, operator) = Children::new("removed").await;
+    children.told("child", "!hang").await;
+    children.until("child", "at work", is_at_work).await;
+    children.world.node.report_ends(false);
+    let run = children.run("child", 1).await;
+    let pod = pod_name(&run, 1);
+    let runs = children.world.namespace.api::<SubagentRun>();
+    // The first finalizer is put back as long as the run lives.
+    runs.delete(&run.name_any(), &DeleteParams::default()).await.expect("a deletion");
+    let none = json!({"metadata": {"finalizers": null}});
+    runs.patch(&run.name_any(), &PatchParams::default(), &Patch::Merge(&none)).await.expect("a patch");
+    let names_pod = |status: &SubagentStatus| {
+        status.message.as_ref().is_some_and(|message| message.contains(&format!("pod {pod} is not proven stopped")))
+    };
+    children.until("child", "names the pod", names_pod).await;
+    children.append("child", &[queue("m2", "two")]).await;
+    let taken_in = |status: &SubagentStatus| status.messages.len() == 2;
+    let waits = children.until("child", "took the message in", taken_in).await;
+    assert_eq!((waits.epochs, message(&waits, "m2").outcome), (1, Outcome::Accepted));
+    children
+        .world
+        .namespace
+        .until::<Pod>(&pod, "told to stop", LIMIT, |pod| pod.metadata.deletion_timestamp.is_some())
+        .await;
+    assert_eq!(children.world.pods().await.len(), 1);
+    children.world.node.report_ends(true);
+    let status = children.settled("child").await;
+    assert_eq!(outcomes(&status), [("m1", Outcome::Started), ("m2", Outcome::Started)]);
+    let turns: Vec<_> = status.turns.iter().map(|turn| (turn.epoch, turn.stop_reason.as_str())).collect();
+    assert_eq!(turns, [(1, "Interrupted"), (2, "Completed")]);
     children.finish(operator).await;
 }
 

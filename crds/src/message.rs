@@ -83,7 +83,8 @@ pub enum Code {
     Unconfirmed,
     /// The child's session cannot be resumed.
     NotResumable,
-    /// The activation it should have started failed before its turn.
+    /// The activation it should have started failed before its turn, or cannot begin: the child was refused. (There is no
+    /// session yet, so it is not that one cannot be resumed.)
     ActivationFailed,
     /// It has no content, or content the agent does not take.
     InvalidContent,

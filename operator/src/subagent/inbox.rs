@@ -82,6 +82,27 @@ pub fn fail_unborn(facts: &Facts<'_>, now: Timestamp) -> SubagentStatus {
     inbox.new
 }
 
+/// The status of a child that was refused, with an outcome for each of its messages, so that every entry can be removed: no
+/// activation will ever begin with one. What has left the inbox is forgotten: its id would be turned away again.
+pub fn turn_down(child: &Subagent, old: &SubagentStatus, now: Timestamp) -> SubagentStatus {
+    let (memory, mut new) = (HashMap::new(), old.clone());
+    new.messages.retain(|message| child.spec.messages.iter().any(|entry| entry.id == message.id));
+    let facts = Facts { child, run: Found::Missing, memory: &memory, is_memory_lost: false, has_live_children: false };
+    let mut inbox = Inbox { facts: &facts, new, now: Time(now) };
+    inbox.take_in();
+    for at in inbox.in_order(|message| !message.outcome.is_terminal()) {
+        let entry = inbox.spec(&inbox.new.messages[at].id);
+        let (delivery, has_content) =
+            entry.map_or((Delivery::Queue, false), |entry| (entry.delivery, entry.has_content()));
+        match delivery {
+            Delivery::Steer => inbox.conclude(at, Outcome::Rejected, Some(Code::NotDelivered)),
+            Delivery::Interrupt if !has_content => inbox.conclude(at, Outcome::Applied, None),
+            _ => inbox.conclude(at, Outcome::Rejected, Some(Code::ActivationFailed)),
+        }
+    }
+    inbox.new
+}
+
 /// Name of the run of an activation.
 pub fn run_name(child: &Subagent, epoch: i64) -> String {
     let name = child.metadata.name.as_deref().unwrap_or_default();

@@ -169,7 +169,11 @@ pub fn next(world: &World, now: Timestamp) -> Step {
         if let Some(step) = release_folded(world, &old) {
             return step;
         }
-        return if deleting { Step::Release } else { Step::Wait(None) };
+        if deleting {
+            return Step::Release;
+        }
+        let new = status::turned_down(child, &old, now);
+        return if new == old { Step::Wait(None) } else { Step::Status(Box::new(new)) };
     }
     if old.descriptor.is_none() {
         return if deleting { Step::Release } else { before_acceptance(world, &old, now) };

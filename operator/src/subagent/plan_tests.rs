@@ -190,7 +190,37 @@ fn c5_a_missing_or_unready_provider_is_waited_for_until_the_start_deadline(
     assert_eq!(settle(&mut world, 60), Step::Wait(None));
     assert_eq!((status(&world).phase, status(&world).reason.as_deref()), (Some(SubagentPhase::Rejected), Some(reason)));
     assert!(status(&world).message.as_ref().unwrap().starts_with("startDeadlineSeconds 60 is over"));
-    assert!(status(&world).messages.is_empty() && status(&world).epochs == 0, "c34: nothing is left behind");
+    assert_eq!((status(&world).epochs, status(&world).sequences), (0, 1), "c34: nothing is left behind");
+    let first = &status(&world).messages[0];
+    assert_eq!((first.outcome, first.code), (Outcome::Rejected, Some(Code::ActivationFailed)));
+}
+
+/// c46: what a refused child is told has an outcome, so that its entry can be removed; however much that is over time.
+#[test]
+fn c46_every_message_to_a_refused_child_gets_an_outcome() {
+    let mut world = World { provider: Provider::Missing, ..world(child(json!({"metadata": {"finalizers": []}}))) };
+    assert_eq!(settle(&mut world, 100_000), Step::Wait(None));
+    let tell = |world: &mut World, extra: Value| {
+        world.child.spec.messages.push(serde_json::from_value(merged(json!({"id": "x"}), extra)).unwrap());
+    };
+    for round in 0_i64..3 {
+        world.child.metadata.generation = Some(round + 2);
+        for number in world.child.spec.messages.len()..60 {
+            tell(&mut world, json!({"id": format!("r{round}-{number}"), "text": "more"}));
+        }
+        tell(&mut world, json!({"id": format!("s{round}"), "text": "more", "delivery": "Steer"}));
+        tell(&mut world, json!({"id": format!("i{round}"), "delivery": "Interrupt"}));
+        assert_eq!(settle(&mut world, 100_001 + round), Step::Wait(None));
+        let refused = status(&world);
+        assert_eq!((refused.phase, refused.messages.len()), (Some(SubagentPhase::Rejected), 62));
+        let told = |at: usize| (refused.messages[at].outcome, refused.messages[at].code);
+        assert_eq!(told(0), (Outcome::Rejected, Some(Code::ActivationFailed)));
+        assert_eq!(told(59), (Outcome::Rejected, Some(Code::ActivationFailed)));
+        assert_eq!(told(60), (Outcome::Rejected, Some(Code::NotDelivered)), "c38");
+        assert_eq!(told(61), (Outcome::Applied, None), "c42");
+        assert_eq!(condition(refused, "Settled"), ("False", "Rejected", Some(round + 2)));
+        world.child.spec.messages.truncate(1);
+    }
 }
 
 /// c14: the parent's stop is looked for once more when the child's lineage is stored.

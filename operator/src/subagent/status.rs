@@ -70,12 +70,24 @@ pub fn rejected(child: &Subagent, old: &SubagentStatus, refusal: &Refusal, now: 
         (waits.outcome, waits.at) = (Outcome::Discarded, Some(Time(now)));
     }
     (new.queued_count, new.parked_count) = (0, 0);
+    let mut new = inbox::turn_down(child, &new, now);
     say(&mut new, Some(reason), message);
     let mut conditions = conditions_of(child, &mut new, now);
     conditions.set(conditions::ACCEPTED, false, reason, message);
     conditions.set(conditions::ACTIVE, false, phase.as_str(), message);
     conditions.set(conditions::SETTLED, false, phase.as_str(), message);
     conditions.set(conditions::RESUMABLE, false, phase.as_str(), message);
+    new
+}
+
+/// What a child that was refused was told since then gets its outcome, too.
+pub fn turned_down(child: &Subagent, old: &SubagentStatus, now: Timestamp) -> SubagentStatus {
+    let mut new = inbox::turn_down(child, old, now);
+    let said = new.conditions.clone();
+    let mut conditions = conditions_of(child, &mut new, now);
+    for one in said {
+        conditions.set(&one.type_, one.status == "True", &one.reason, &one.message);
+    }
     new
 }
 

@@ -633,7 +633,14 @@ async fn c34_without_a_session_store_a_child_is_refused() {
     let status = children.until("child", "Rejected", refused).await;
     assert_eq!(status.reason.as_deref(), Some("PersistenceUnavailable"));
     let child = children.world.namespace.api::<Subagent>().get("child").await.expect("a child");
-    assert!(child.finalizers().is_empty() && status.messages.is_empty());
+    assert!(child.finalizers().is_empty());
+    children.append("child", &[queue("m2", "two")]).await;
+    let told = |status: &SubagentStatus| status.messages.len() == 2;
+    let status = children.until("child", "an outcome for each message", told).await;
+    for told in &status.messages {
+        assert_eq!((told.outcome, told.code), (Outcome::Rejected, Some(Code::ActivationFailed)), "c46");
+    }
+    children.merge("child", json!({"spec": {"messages": []}})).await;
     let runs = children.world.namespace.api::<SubagentRun>().list(&ListParams::default()).await.expect("runs");
     assert!(runs.items.is_empty());
     children.event("child", "Rejected").await;

@@ -33,6 +33,10 @@ pub struct Segment(BTreeMap<String, Remembered>);
 pub struct Memory {
     /// Name and content of each part, oldest first.
     segments: Vec<(Part, Segment)>,
+    /// Names of the parts that are not usable. They stay listed: somebody may restore them.
+    unread: Vec<String>,
+    /// Ids that the status counts and that are not in a usable part.
+    unknown: i64,
     /// What is wrong with a part that is not usable, for a person.
     pub lost: Option<String>,
 }
@@ -112,7 +116,13 @@ impl Memory {
     /// A memory of one part.
     #[cfg(test)]
     pub fn of(name: &str, segment: Segment) -> Self {
-        Self { segments: vec![(Part { name: name.to_owned(), uid: None }, segment)], lost: None }
+        Self { segments: vec![(Part { name: name.to_owned(), uid: None }, segment)], ..Self::default() }
+    }
+
+    /// One part of the memory is lost, and nothing is left of the others.
+    #[cfg(test)]
+    pub fn without(name: &str) -> Self {
+        Self { unread: vec![name.to_owned()], unknown: 1, lost: Some(format!("{name} is gone")), ..Self::default() }
     }
 
     /// What is to be stored so that this is remembered, too.
@@ -127,11 +137,12 @@ impl Memory {
             kept = rest;
         }
         let count = kept.iter().map(|(_, kept)| kept.0.len()).sum::<usize>() + segment.0.len();
+        let kept_names = kept.iter().map(|(part, _)| part.name.clone());
         Addition {
             merged: self.segments[kept.len()..].iter().map(|(part, _)| part.clone()).collect(),
-            count: i64::try_from(count).unwrap_or(i64::MAX),
+            count: i64::try_from(count).unwrap_or(i64::MAX).saturating_add(self.unknown),
             segment,
-            kept: kept.iter().map(|(part, _)| part.name.clone()).collect(),
+            kept: self.unread.iter().cloned().chain(kept_names).collect(),
         }
     }
 }
@@ -153,9 +164,15 @@ pub async fn load(client: &Client, child: &Subagent) -> Result<Memory, ReadError
         let uid = found.as_ref().and_then(|found| found.metadata.uid.clone());
         match judge(child, name, found.as_ref()) {
             Ok(segment) => memory.segments.push((Part { name: name.clone(), uid }, segment)),
-            Err(why) => memory.lost = memory.lost.or(Some(why)),
+            Err(why) => {
+                memory.unread.push(name.clone());
+                memory.lost = memory.lost.or(Some(why));
+            }
         }
     }
+    let known = memory.segments.iter().map(|(_, segment)| segment.0.len()).sum::<usize>();
+    let counted = seen.filter(|_| memory.lost.is_some()).map_or(0, |seen| seen.count);
+    memory.unknown = counted.saturating_sub(i64::try_from(known).unwrap_or(i64::MAX)).max(0);
     Ok(memory)
 }
 
@@ -263,7 +280,7 @@ mod tests {
         let segment = judge(&child, &name, Some(&stored)).unwrap();
         let kept = memory.segments.iter().filter(|(part, _)| addition.kept.contains(&part.name)).cloned();
         let segments = kept.chain([(Part { name, uid: None }, segment)]).collect();
-        (Memory { segments, lost: None }, addition)
+        (Memory { segments, ..Memory::default() }, addition)
     }
 
     proptest! {
@@ -294,6 +311,14 @@ mod tests {
             }
             prop_assert_eq!(memory.recall(&format!("m{next}")), None);
         }
+    }
+
+    /// R12: what cannot be read stays listed and counted, so that whoever restores it finds everything remembered again.
+    #[test]
+    fn r12_a_part_that_is_lost_stays_listed_when_more_is_remembered() {
+        let memory = Memory { unknown: 40, ..Memory::without("lost") };
+        let (_, first) = add(&memory, &[message(1), message(2)]);
+        assert_eq!((first.kept, first.count, first.merged.len()), (vec!["lost".to_owned()], 42, 0));
     }
 
     #[test]

@@ -296,9 +296,10 @@ fn release_folded(world: &World, status: &SubagentStatus) -> Option<Step> {
     past.find(|past| past.is_held && past.is_folded(status)).cloned().map(Step::ReleaseRun)
 }
 
-/// An id is remembered before its entry leaves.
+/// An id is remembered before its entry leaves; also while a part of the memory is lost, and every new id is refused: those
+/// that come must find room for their outcome.
 fn make_room(world: &World) -> Option<Step> {
-    let memory = world.memory.as_ref().filter(|memory| memory.lost.is_none())?;
+    let memory = world.memory.as_ref()?;
     let leaving = pruning::leaving(&world.child);
     let ids = |all: &mut dyn Iterator<Item = &str>| all.map(str::to_owned).collect::<Vec<_>>();
     let is_new = |id: &&str| memory.recall(id).is_none();

@@ -16,7 +16,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use std::time::Duration;
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentRun, SubagentStatus, conditions,
+    Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
     message::{Code, Outcome},
     run::Inbox,
     subagent_status::ActivationState,
@@ -581,15 +581,29 @@ mod room {
         assert_eq!(status(&world).messages.len(), 32);
     }
 
+    /// R12: new ids are refused, a condition names what is lost, and what was refused leaves as ever: however many come, each
+    /// has an outcome.
     #[test]
-    fn r12_with_a_part_of_the_memory_lost_nothing_leaves_and_a_condition_names_it() {
+    fn r12_with_a_part_of_the_memory_lost_every_new_id_is_refused_and_none_waits_for_room() {
         let mut world = full();
-        let mut memory = Memory::default();
-        memory.lost = Some("ConfigMap x is gone".into());
-        world.memory = Some(memory);
-        assert_eq!(settle(&mut world, 9), Step::Wait(None));
-        assert_eq!(condition(status(&world), "MemoryWhole").0, "False");
+        world.memory = Some(Memory::without("lost"));
+        let Step::Remember(ids) = settle(&mut world, 9) else { panic!("ids to remember") };
+        assert_eq!((ids.len(), condition(status(&world), "MemoryWhole").0), (28, "False"));
         assert_eq!(status(&world).messages[5].code, Some(Code::NotDelivered));
+        // Somebody's tool replaces the list: what is over and gone makes room for what comes.
+        world.child.spec.messages = (0..40)
+            .map(|number| serde_json::from_value(json!({"id": format!("n{number}"), "text": "t"})).unwrap())
+            .collect();
+        let Step::Remember(gone) = settle(&mut world, 10) else { panic!("ids to remember") };
+        assert_eq!((gone.len(), status(&world).messages.len()), (60, bounds::INBOX));
+        let batch = status(&world).messages.iter().filter(|message| gone.contains(&message.id));
+        let segment = crate::subagent::memory::Segment::of(batch);
+        let mut memory = Memory::of("s", segment);
+        memory.lost = Some("lost is gone".into());
+        world.memory = Some(memory);
+        assert_eq!(settle(&mut world, 11), Step::Wait(None));
+        let codes = status(&world).messages.iter().map(|message| message.code);
+        assert_eq!(codes.collect::<Vec<_>>(), vec![Some(Code::NotDelivered); 40]);
     }
 }
 

@@ -29,6 +29,8 @@ pub const MEMORY_WHOLE: &str = "MemoryWhole";
 /// Child: the name of an activation's run was taken by a foreign object, so its number was skipped. Absent while that never
 /// happened.
 pub const NUMBER_SKIPPED: &str = "NumberSkipped";
+/// Child: the claim of its workspace was created; `False` while that is refused. Absent without `spec.workspace`.
+pub const WORKSPACE_CREATED: &str = "WorkspaceCreated";
 
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -49,9 +49,9 @@ pub const CANCELLED_BY_ANNOTATION: &str = "subagents.dev/cancelled-by";
 pub const RUN_FINALIZER: &str = "subagents.dev/run-stopped";
 /// Second finalizer of an activation's run: it leaves once the child's status holds what became of every message.
 pub const FOLD_FINALIZER: &str = "subagents.dev/messages-noted";
-/// Label on a run: the UID of the child it activates.
+/// Label on a run: the UID of the child it activates. On a claim or a ConfigMap: the UID of the child it is made for.
 pub const SUBAGENT_UID_LABEL: &str = "subagents.dev/subagent-uid";
-/// Label on a run: the name of the child it activates.
+/// Label on a run: the name of the child it activates. On a claim or a ConfigMap: the name of the child it is made for.
 pub const SUBAGENT_LABEL: &str = "subagents.dev/subagent";
 /// Finalizer of a child: it leaves once its activations are proven stopped, its children are gone and its session is removed
 /// from the store.

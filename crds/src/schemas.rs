@@ -7,6 +7,48 @@ pub fn opaque_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
 
+/// The spec of a PersistentVolumeClaim: what every one needs, and whatever else the API server knows. It says itself what it
+/// does not take.
+pub fn claim_spec(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "required": ["accessModes", "resources"],
+        "properties": {
+            "accessModes": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 8,
+                "x-kubernetes-list-type": "atomic",
+                "items": { "type": "string", "minLength": 1, "maxLength": 63 },
+                "description": "accessModes of the claim; ReadWriteOnce is enough: one pod has it at a time."
+            },
+            "resources": {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": true,
+                "required": ["requests"],
+                "properties": {
+                    "requests": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": true,
+                        "required": ["storage"],
+                        "properties": {
+                            "storage": {
+                                "x-kubernetes-int-or-string": true,
+                                "maxLength": 63,
+                                "description": "storage is the size that is asked for, such as 1Gi."
+                            }
+                        },
+                        "description": "requests of the claim."
+                    }
+                },
+                "description": "resources of the claim."
+            },
+            "volumeMode": { "type": "string", "enum": ["Filesystem"], "description": "volumeMode of the claim: an agent works in a folder." }
+        }
+    })
+}
+
 /// A list of standard conditions, keyed by type.
 pub fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

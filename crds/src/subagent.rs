@@ -89,8 +89,8 @@ pub struct SubagentSpec {
     /// activation holds the deadlines of each activation, and how long its pod is kept when there is nothing to do.
     #[serde(default, skip_serializing_if = "ActivationSettings::is_empty")]
     pub activation: ActivationSettings,
-    /// workspace asks for a volume that keeps the child's files for its life. Default: none, each activation begins with an
-    /// empty folder. Immutable.
+    /// workspace asks for a volume that keeps the child's files for its life. Needs the provider's Workspace capability.
+    /// Default: none, each activation begins with an empty folder. Immutable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace: Option<Workspace>,
     /// historyLimit is the number of finished activation runs to keep; the newest is always kept. Default 5.
@@ -152,7 +152,8 @@ impl ActivationSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Workspace {
-    /// claimTemplate is the spec of the PersistentVolumeClaim, mounted at the agent's working directory.
-    #[schemars(schema_with = "schemas::opaque_object")]
+    /// claimTemplate is the spec of the PersistentVolumeClaim that is made for the child, goes with it, and is mounted at the
+    /// working directory of container agent. It needs accessModes and resources.requests.storage.
+    #[schemars(schema_with = "schemas::claim_spec")]
     pub claim_template: serde_json::Value,
 }

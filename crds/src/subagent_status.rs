@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 #[x_kube(
     validation = Rule::new("!has(oldSelf.lineage) || (has(self.lineage) && self.lineage == oldSelf.lineage)").message("lineage is written once"),
     validation = Rule::new("!has(oldSelf.descriptor) || (has(self.descriptor) && self.descriptor == oldSelf.descriptor)").message("descriptor is written once"),
+    validation = Rule::new("!has(oldSelf.workspace) || (has(self.workspace) && self.workspace == oldSelf.workspace)").message("workspace is written once"),
     validation = Rule::new("!has(oldSelf.epochs) || (has(self.epochs) && self.epochs >= oldSelf.epochs)").message("epochs never decreases"),
     validation = Rule::new("!has(oldSelf.phase) || oldSelf.phase != 'Rejected' || (has(self.phase) && self.phase == 'Rejected')").message("a rejected child stays rejected")
 )]
@@ -36,8 +37,9 @@ pub struct SubagentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
-    /// conditions: Accepted, Active, Settled, Resumable, and where they apply NumberSkipped (a foreign object has the name of an
-    /// activation) and MemoryWhole (False: a part of the memory of ids is missing, and no new id is taken).
+    /// conditions: Accepted, Active, Settled, Resumable, and where they apply WorkspaceCreated (the claim of spec.workspace was
+    /// created), NumberSkipped (a foreign object has the name of an activation) and MemoryWhole (False: a part of the memory of
+    /// ids is missing, and no new id is taken).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,
@@ -51,6 +53,9 @@ pub struct SubagentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub provider_revision: Option<String>,
+    /// workspace is the claim that was made for spec.workspace, written once. Without that very claim no activation starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<ChildWorkspace>,
     /// sessionID is the agent's session id.
     #[serde(rename = "sessionID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
@@ -155,6 +160,19 @@ impl SubagentPhase {
             Self::Terminating => "Terminating",
         }
     }
+}
+
+/// The claim that keeps a child's files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChildWorkspace {
+    /// claimName is the name of its PersistentVolumeClaim.
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: String,
+    /// claimUID is the UID of that: another one of its name holds none of the child's files.
+    #[serde(rename = "claimUID")]
+    #[schemars(length(min = 1, max = 64))]
+    pub claim_uid: String,
 }
 
 /// The activation that is under way.

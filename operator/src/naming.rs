@@ -27,6 +27,11 @@ pub fn pod(run_name: &str, run_uid: &str, attempt: i32) -> String {
     derived(run_name, run_uid, &attempt.to_string())
 }
 
+/// Name of the claim of a child's workspace.
+pub fn claim(child_name: &str, child_uid: &str) -> String {
+    derived(child_name, child_uid, "workspace")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +43,9 @@ mod tests {
         assert_ne!(pod(&long, "u1", 1), pod(&long, "u2", 1), "R17: another run of the same name has other pods");
         assert_ne!(pod("a", "u1", 1), pod("a", "u1", 2));
         assert!(pod(&long, "u1", 1_000_000).len() <= 63);
+        assert_eq!(claim(&long, "u1"), claim(&long, "u1"));
+        assert_ne!(claim("a", "u1"), claim("a", "u2"), "a child of the same name has another claim");
+        assert!(claim(&long, "u1").len() <= 63);
         assert_eq!(pod("fix-", "u", 1).matches("--").count(), 0);
     }
 }

@@ -14,7 +14,7 @@ const BINARY_VOLUME: &str = "subagents-bin";
 const LINK_VOLUME: &str = "subagents-link";
 /// Volume with a prompt from a ConfigMap.
 const PROMPT_VOLUME: &str = "subagents-prompt";
-/// Volume of the default working directory.
+/// Volume of the working directory: a child's workspace, else an empty folder at the default one.
 const WORKSPACE_VOLUME: &str = "subagents-workspace";
 /// Life of a link token in seconds; the kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
@@ -43,6 +43,8 @@ pub struct Worker<'a> {
     pub parameters: Option<&'a BTreeMap<String, String>>,
     /// A prompt to mount.
     pub prompt_file: Option<&'a ConfigMapKeyRef>,
+    /// Name of the claim of the child's workspace, for its activations.
+    pub workspace: Option<&'a str>,
     /// Image with the worker's binary.
     pub worker_image: &'a str,
     /// URL of the gateway.
@@ -85,6 +87,8 @@ struct Made<'a> {
     subcommand: &'a str,
     worker_image: &'a str,
     parameters: Option<&'a BTreeMap<String, String>>,
+    /// Claim of the working directory.
+    workspace: Option<&'a str>,
     /// Volumes for container `agent`, each with its place.
     volumes: Vec<(&'a str, Value)>,
     metadata: Value,
@@ -100,6 +104,7 @@ pub fn build(provider: &SubagentProviderSpec, worker: &Worker<'_>) -> Value {
         subcommand: "run",
         worker_image: worker.worker_image,
         parameters: worker.parameters,
+        workspace: worker.workspace,
         volumes,
         metadata: metadata(provider, worker),
     };
@@ -112,6 +117,7 @@ pub fn build_probe(provider: &SubagentProviderSpec, probe: &Probe<'_>) -> Value 
         subcommand: "probe",
         worker_image: probe.worker_image,
         parameters: None,
+        workspace: None,
         volumes: vec![(link::LINK_DIR, config_volume())],
         metadata: probe_metadata(provider, probe),
     };
@@ -128,8 +134,7 @@ pub fn build_probe(provider: &SubagentProviderSpec, probe: &Probe<'_>) -> Value 
 }
 
 fn working_dir(provider: &SubagentProviderSpec) -> String {
-    let own = template::agent(&provider.template).and_then(|agent| agent["workingDir"].as_str());
-    own.filter(|dir| !dir.is_empty()).unwrap_or(link::DEFAULT_CWD).to_owned()
+    template::working_dir(&provider.template).to_owned()
 }
 
 fn assemble(provider: &SubagentProviderSpec, made: Made<'_>) -> Value {
@@ -144,7 +149,10 @@ fn assemble(provider: &SubagentProviderSpec, made: Made<'_>) -> Value {
         agent_mounts.push(json!({"name": volume["name"], "mountPath": path, "readOnly": true}));
         volumes.push(volume);
     }
-    if is_default && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
+    if let Some(claim) = made.workspace {
+        agent_mounts.push(json!({"name": WORKSPACE_VOLUME, "mountPath": cwd}));
+        volumes.push(json!({"name": WORKSPACE_VOLUME, "persistentVolumeClaim": {"claimName": claim}}));
+    } else if is_default && !mounts(&agent).any(|path| path == link::DEFAULT_CWD) {
         agent_mounts.push(json!({"name": WORKSPACE_VOLUME, "mountPath": link::DEFAULT_CWD}));
         volumes.push(json!({"name": WORKSPACE_VOLUME, "emptyDir": {}}));
     }

@@ -15,6 +15,7 @@ fn worker<'a>() -> Worker<'a> {
         attempt: 2,
         parameters: None,
         prompt_file: None,
+        workspace: None,
         worker_image: "worker:1",
         gateway_url: "wss://g.s.svc:8443/v1/link",
         gateway_roots: "PEM",
@@ -99,6 +100,29 @@ fn what_the_template_says_stays() {
     assert_eq!(agent["securityContext"]["allowPrivilegeEscalation"], true);
     assert_eq!(agent["securityContext"]["capabilities"]["drop"], json!(["NET_RAW"]));
     assert!(!spec["volumes"].to_string().contains(WORKSPACE_VOLUME));
+}
+
+/// A child's files are where its agent works, whatever that folder is called, and nothing empty is there beside them.
+#[rstest]
+#[case::default(json!({}), "/workspace")]
+#[case::own(json!({"workingDir": "/home/agent/project", "volumeMounts": [{"name": "v", "mountPath": "/x"}]}), "/home/agent/project")]
+fn a_workspace_is_mounted_at_the_working_directory(#[case] extra: Value, #[case] cwd: &str) {
+    let mut agent = json!({"name": "agent", "image": "a", "command": ["a"]});
+    agent.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let side = json!({"name": "side", "image": "s"});
+    let provider = provider(json!({"spec": {"containers": [agent, side], "volumes": [{"name": "v", "emptyDir": {}}]}}));
+    let spec = &build(&provider, &Worker { workspace: Some("c-1-workspace"), ..worker() })["spec"];
+    let named = |list: &Value| -> Vec<Value> {
+        list.as_array().into_iter().flatten().filter(|one| one["name"] == WORKSPACE_VOLUME).cloned().collect()
+    };
+    let claim = json!({"name": WORKSPACE_VOLUME, "persistentVolumeClaim": {"claimName": "c-1-workspace"}});
+    assert_eq!(named(&spec["volumes"]), [claim]);
+    let mount = json!({"name": WORKSPACE_VOLUME, "mountPath": cwd});
+    assert_eq!(named(&spec["containers"][0]["volumeMounts"]), [mount]);
+    assert_eq!(
+        (&spec["containers"][0]["workingDir"], named(&spec["containers"][1]["volumeMounts"])),
+        (&json!(cwd), vec![])
+    );
 }
 
 #[test]

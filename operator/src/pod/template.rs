@@ -283,6 +283,20 @@ pub fn agent(template: &Value) -> Option<&Value> {
     template["spec"]["containers"].as_array()?.iter().find(|container| container["name"] == names::AGENT_CONTAINER)
 }
 
+/// The agent's working directory.
+pub fn working_dir(template: &Value) -> &str {
+    let own = agent(template).and_then(|agent| agent["workingDir"].as_str());
+    own.filter(|dir| !dir.is_empty()).unwrap_or(subagent_link::DEFAULT_CWD)
+}
+
+/// Where the template mounts what the agent's working directory is in, if it does: at that folder or above it. A volume that is
+/// mounted there, too, would hide that.
+pub fn brings_working_dir(template: &Value) -> Option<&str> {
+    let dir = normal(working_dir(template));
+    let mounts = agent(template).and_then(|agent| agent["volumeMounts"].as_array()).into_iter().flatten();
+    mounts.filter_map(|mount| mount["mountPath"].as_str()).find(|path| dir.starts_with(&normal(path)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,5 +369,24 @@ mod tests {
             "spec": {"restartPolicy": "Never", "enableServiceLinks": false, "containers": [agent, {"name": "sidecar", "livenessProbe": {}}]},
         }))
         .unwrap();
+    }
+
+    #[rstest]
+    #[case::nothing(json!({}), None)]
+    #[case::at_the_default(json!({"volumeMounts": [{"mountPath": "/home"}, {"mountPath": "/workspace/"}]}), Some("/workspace/"))]
+    #[case::elsewhere(json!({"workingDir": "/src", "volumeMounts": [{"mountPath": "/workspace"}]}), None)]
+    #[case::above(json!({"workingDir": "/src/repo", "volumeMounts": [{"mountPath": "/src"}]}), Some("/src"))]
+    #[case::below(json!({"workingDir": "/src", "volumeMounts": [{"mountPath": "/src/cache"}]}), None)]
+    #[case::beside(json!({"workingDir": "/src", "volumeMounts": [{"mountPath": "/srcs"}]}), None)]
+    #[case::in_disguise(json!({"workingDir": "/a/../src", "volumeMounts": [{"mountPath": "//src/."}]}), Some("//src/."))]
+    fn what_the_template_brings_into_the_working_directory_is_found(
+        #[case] agent: Value,
+        #[case] expected: Option<&str>,
+    ) {
+        let mut template = template();
+        for (field, value) in agent.as_object().unwrap() {
+            template["spec"]["containers"][0][field] = value.clone();
+        }
+        assert_eq!(brings_working_dir(&template), expected);
     }
 }

@@ -1,10 +1,15 @@
 //! What runs of a provider may ask for. Pure.
 
+use crate::pod::template;
 use subagent_crds::{SubagentProviderSpec, report::Agent};
 
 /// The capability to continue a session in another pod: the provider names the agent's session files, and the agent loads or
 /// resumes sessions.
 pub const CONTINUATION: &str = "Continuation";
+
+/// The capability to keep a child's files in a volume: its sessions can be continued, and its template leaves the agent's
+/// working directory free for that.
+pub const WORKSPACE: &str = "Workspace";
 
 /// What every agent can do here, whatever it advertises: depths are the operator's.
 pub const OF_EVERY_AGENT: &[&str] = &["DepthLimit"];
@@ -30,7 +35,9 @@ pub fn of(spec: &SubagentProviderSpec, agent: Option<&Agent>) -> Vec<String> {
     let known = advertised().filter(|name| ADVERTISED.contains(name));
     let continues = advertised().any(|name| ["LoadSession", "ResumeSession"].contains(&name));
     let continues = (continues && spec.session_state.is_some()).then_some(CONTINUATION);
-    OF_EVERY_AGENT.iter().copied().chain(continues).chain(known).map(ToOwned::to_owned).collect()
+    let keeps_files = continues.filter(|_| template::brings_working_dir(&spec.template).is_none()).map(|_| WORKSPACE);
+    let own = OF_EVERY_AGENT.iter().copied().chain(continues).chain(keeps_files);
+    own.chain(known).map(ToOwned::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -70,6 +77,20 @@ mod tests {
     ) {
         let has = of(&spec(extra), Some(&agent(advertised)));
         assert_eq!(has.iter().any(|name| name == CONTINUATION), continues, "{has:?}");
+    }
+
+    /// A template that brings the working directory itself leaves no place for a volume of a child's.
+    #[rstest]
+    #[case::free(json!([]), &["DepthLimit", "Continuation", "Workspace", "LoadSession"])]
+    #[case::taken(json!([{"name": "v", "mountPath": "/workspace"}]), &["DepthLimit", "Continuation", "LoadSession"])]
+    fn a_workspace_needs_continuation_and_a_free_working_directory(#[case] mounts: Value, #[case] expected: &[&str]) {
+        let template = json!({"spec": {"containers": [{"name": "agent", "volumeMounts": mounts}]}});
+        let asked = json!({"sessionState": {"paths": ["/s"]}, "template": template});
+        assert_eq!(of(&spec(asked), Some(&agent(&["LoadSession"]))), expected);
+        assert_eq!(
+            of(&spec(json!({"template": template})), Some(&agent(&["LoadSession"]))),
+            ["DepthLimit", "LoadSession"]
+        );
     }
 
     #[test]

@@ -197,13 +197,14 @@ async fn dry_run(context: &Context, provider: &SubagentProvider) -> Result<Optio
             attempt: 1,
             parameters: None,
             prompt_file: None,
+            workspace: None,
             worker_image: &context.settings.worker_image,
             gateway_url: &context.settings.gateway_url(),
             gateway_roots: &roots,
         },
     );
     let params = PostParams { dry_run: true, ..PostParams::default() };
-    match create_with(context, &namespace, body, &params).await {
+    match create_with::<Pod>(context, &namespace, body, &params).await {
         Ok(_) => Ok(None),
         Err(WriteError::Refused { status, .. }) => Ok(match refused(&status) {
             // Room in a quota is a matter of runs, and a namespace that goes away takes its providers along.

@@ -5,7 +5,10 @@
 
 use super::validate::{Acceptance, Refusal, Request, TTL_SECONDS, Verdict, WAITING, ready_provider, refuse};
 use super::{validate, validate::Provider};
-use crate::provider::{capabilities::CONTINUATION, probe};
+use crate::{
+    provider::{capabilities::CONTINUATION, probe},
+    subagent::workspace,
+};
 use subagent_crds::{
     Reason, Subagent, SubagentProvider, SubagentProviderSpec, SubagentRun, SubagentStatus, bounds,
     run::{Activation, InterruptionPolicy},
@@ -24,6 +27,16 @@ pub enum Child {
     Undecodable(String),
     /// The child, from a live GET.
     Found(Box<Subagent>),
+}
+
+impl Child {
+    /// The child, where it was found.
+    pub fn found(&self) -> Option<&Subagent> {
+        match self {
+            Self::Found(child) => Some(child),
+            Self::NotAsked | Self::Missing | Self::Undecodable(_) => None,
+        }
+    }
 }
 
 /// The revision that the child's last activation had, for one whose provider is gone (contract c2).
@@ -64,6 +77,9 @@ pub fn check(request: &Request<'_>, activation: &Activation) -> Result<Acceptanc
             let provider = ready_provider(&run.spec.provider_ref.name, request.provider)?;
             validate::asked_capabilities(run, provider)?;
             continuation(provider)?;
+            if child.spec.workspace.is_some() {
+                workspace::capability(provider)?;
+            }
             let status = provider.status.as_ref();
             (&provider.spec, status.and_then(|status| status.revision.clone()).unwrap_or_default())
         }
@@ -161,6 +177,10 @@ fn current<'a>(run: &SubagentRun, activation: &Activation, found: &'a Child) -> 
         Some(now) if now.epoch > epoch => return Err(over()),
         None if status.epochs >= epoch => return Err(over()),
         _ => return Err(waits(child, &format!("its status does not name activation {epoch} yet"))),
+    }
+    // Its controller creates the run after that; somebody else may have made this one.
+    if child.spec.workspace.is_some() && status.workspace.is_none() {
+        return Err(waits(child, "the claim of its workspace is not created yet"));
     }
     // Its controller cancels this run next, and does so once.
     if child.metadata.deletion_timestamp.is_some() {

@@ -91,6 +91,41 @@ fn c36_only_the_run_that_its_child_names_starts(#[case] found: Child, #[case] ex
     assert!(said.starts_with(expected) && said.contains(words), "{said}");
 }
 
+/// c7: a provider that was edited since has to leave room for the child's files.
+#[rstest]
+#[case::without(json!({}), "accepted")]
+#[case::with(json!({"spec": {"workspace": {"claimTemplate": {}}}, "status": {"workspace": {"claimName": "w", "claimUID": "u"}}}), "refused UnsupportedCapability SubagentProvider p has no capability Workspace")]
+fn c7_an_activation_of_a_child_with_a_workspace_needs_a_place_for_it(#[case] extra: Value, #[case] expected: &str) {
+    let said = decision(found(extra));
+    assert!(said.starts_with(expected), "{said}");
+}
+
+/// c40: the pod of an activation has the claim that holds the child's files, or there is no pod and the child is not resumable.
+#[rstest]
+#[case::before_the_claim(json!({}), None, None)]
+#[case::there(json!({"status": {"workspace": {"claimName": "w", "claimUID": "u"}}}), None, Some(Ok(())))]
+#[case::lost(json!({"status": {"workspace": {"claimName": "w", "claimUID": "u"}}}), Some("PersistentVolumeClaim w is gone"), Some(Err("NotResumable")))]
+fn c40_no_pod_without_the_claim_that_holds_the_childs_files(
+    #[case] extra: Value,
+    #[case] lost: Option<&str>,
+    #[case] expected: Option<Result<(), &str>>,
+) {
+    let mode = json!({"version": 1, "mode": "Continuable", "provider": "p", "providerRevision": "r", "context": "Fresh", "description": "d"});
+    let accepted = merged(crate::run::plan_tests::accepted(), json!({"status": {"descriptor": mode}}));
+    let child = found(merged(json!({"spec": {"workspace": {"claimTemplate": {}}}}), extra));
+    let mut world = World { lost_workspace: lost.map(Into::into), ..of(activation(accepted), child) };
+    let step = settle(&mut world, at(5));
+    match expected {
+        None => assert!(matches!(step, Step::Wait(_)), "{step:?}"),
+        Some(Ok(())) => assert_eq!(step, Step::CreatePod),
+        Some(Err(reason)) => {
+            let ended = world.run.status.unwrap();
+            assert_eq!((ended.phase, ended.reason.as_deref()), (Some(Phase::Failed), Some(reason)));
+            assert_eq!((stopped(&ended), ended.message.as_deref()), (Some(("True", "NoPod")), lost));
+        }
+    }
+}
+
 /// c13: an activation is no level of its own, and what was fixed at the child's acceptance holds.
 #[test]
 fn c13_an_activation_is_as_deep_as_its_child_and_below_it() {

@@ -14,6 +14,7 @@ use crate::{
     context::Context,
     pod::{self, Worker},
     provider::revision,
+    subagent::workspace,
 };
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
@@ -243,6 +244,7 @@ async fn create_pod(
         attempt: old.attempt.unwrap_or(1),
         parameters: run.spec.parameters.as_ref(),
         prompt_file: run.spec.prompt.as_ref().and_then(|prompt| prompt.config_map_key_ref.as_ref()),
+        workspace: world.child.found().and_then(workspace::stored).map(|stored| stored.claim_name.as_str()),
         worker_image: &context.settings.worker_image,
         gateway_url: &context.settings.gateway_url(),
         gateway_roots: &roots,
@@ -275,36 +277,42 @@ async fn create_pod(
 
 /// Creates a pod from JSON, so that fields newer than our types survive.
 pub(crate) async fn create(context: &Context, namespace: &str, body: Value) -> Result<DynamicObject, WriteError> {
-    create_with(context, namespace, body, &PostParams::default()).await
+    create_with::<Pod>(context, namespace, body, &PostParams::default()).await
 }
 
-pub(crate) async fn create_with(
+/// Creates an object of that kind from JSON, or asks whether the API server would.
+///
+/// # Errors
+/// [`WriteError`]; what the API server says against it is `Refused`.
+pub(crate) async fn create_with<K>(
     context: &Context,
     namespace: &str,
     body: Value,
     params: &PostParams,
-) -> Result<DynamicObject, WriteError> {
+) -> Result<DynamicObject, WriteError>
+where
+    K: Resource<DynamicType = ()>,
+{
     let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    let what = format!("creating pod {name}");
+    let what = format!("creating {} {name}", K::kind(&()));
     let object: DynamicObject = match serde_json::from_value(body) {
         Ok(object) => object,
         Err(source) => return Err(WriteError::Call { what, source: Box::new(kube::Error::SerdeError(source)) }),
     };
     let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..params.clone() };
-    let request = create_request(namespace, &params, &object);
+    let request = create_request(&K::url_path(&(), Some(namespace)), &params, &object);
     api::write(what, async { context.client.request(request?).await }).await
 }
 
 /// A dry run asks for strict validation, which the typed client cannot: a misspelt field of a template would be dropped
 /// in silence otherwise. The real create takes what a newer or an older API server does not know.
 fn create_request(
-    namespace: &str,
+    url_path: &str,
     params: &PostParams,
     object: &DynamicObject,
 ) -> Result<http::Request<Vec<u8>>, kube::Error> {
-    let pods = Pod::url_path(&(), Some(namespace));
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
-    let mut request = Request::new(pods).create(params, body).map_err(kube::Error::BuildRequest)?;
+    let mut request = Request::new(url_path).create(params, body).map_err(kube::Error::BuildRequest)?;
     if params.dry_run {
         let uri = format!("{}&fieldValidation=Strict", request.uri());
         *request.uri_mut() = uri.parse().map_err(|error: http::uri::InvalidUri| {

@@ -11,8 +11,9 @@ use crate::{
     context::Context,
     pod::observe::Node,
     provider::revision,
+    subagent::workspace,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolumeClaim, Pod};
 use kube::{Api, Client, Resource, core::NamespaceResourceScope};
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, time::Duration};
@@ -59,6 +60,9 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
     }
     if status.pod_uid.is_none() {
         world.child = child(client, &namespace, &world.run).await?;
+        if status.attempt.is_some() {
+            world.lost_workspace = lost_workspace(client, &namespace, &world.child).await?;
+        }
         if status.attempt.is_none() && activation::is_gone(&world.provider) {
             world.recorded = recorded(client, &namespace, &world.child).await?;
         }
@@ -103,6 +107,13 @@ async fn child(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Ch
         Err(error) if error.is_undecodable() => Ok(Child::Undecodable(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+/// Why what has the name of the claim of a child's workspace does not hold its files.
+async fn lost_workspace(client: &Client, namespace: &str, child: &Child) -> Result<Option<String>, ReadError> {
+    let Some(stored) = child.found().and_then(workspace::stored) else { return Ok(None) };
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    Ok(workspace::loss(stored, api::get(&claims, &stored.claim_name).await?.as_ref()))
 }
 
 /// What the child's last activation had of its provider, if that can still be used.

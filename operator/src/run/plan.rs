@@ -50,6 +50,8 @@ pub struct World {
     pub above: Vec<Parent>,
     /// The child it activates; read while the run is not accepted and before its pod is created.
     pub child: Child,
+    /// Why the claim of that child's workspace is not the one that holds its files any more; read before the pod is created.
+    pub lost_workspace: Option<String>,
     /// What that child's last activation had; read for acceptance when the provider is gone.
     pub recorded: Option<Recorded>,
     /// The pod under the name of the current attempt, whoever owns it.
@@ -79,6 +81,7 @@ impl World {
             parent: Parent::NotAsked,
             above: vec![],
             child: Child::NotAsked,
+            lost_workspace: None,
             recorded: None,
             pod: None,
             log: Log::Unread,
@@ -399,6 +402,12 @@ fn without_pod(world: &World, old: &SubagentRunStatus, now: Timestamp) -> Step {
             }
             Verdict::Accepted(_) => Step::CreatePod,
         };
+    }
+    if let Some(lost) = &world.lost_workspace {
+        // The files are a part of the child as its session is, and no empty folder takes their place in silence (contract c40).
+        let refusal = Refusal { reason: Reason::NotResumable, message: lost.clone() };
+        let done = status::ended(run, old, &outcome::failed_to_start(&refusal), now);
+        return Step::Status(Box::new(status::stopped(run, done, Stopped::without_pod(old), now)));
     }
     if let Some(pod) = &world.pod {
         // D2: never adopted, never overwritten; named until somebody removes it or the start deadline passes.

@@ -6,28 +6,31 @@ use super::{
     placing::Change,
     plan::{FORGET_FOR, Step, World},
     pruning::PastRun,
-    session, status,
+    session, status, workspace,
 };
 use crate::{
     api::{self, ReadError, WriteError},
     context::Context,
     run::{
         self,
-        apply::{ignore_gone, without, write_finalizers},
+        apply::{create_with, ignore_gone, without, write_finalizers},
         descendants::tell,
         events::Note,
         orphans,
         validate::Refusal,
     },
 };
-use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, PersistentVolumeClaim},
+    jiff::Timestamp,
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
-use subagent_crds::{Reason, Subagent, SubagentRun, SubagentStatus, names};
+use subagent_crds::{Reason, Subagent, SubagentRun, SubagentStatus, names, subagent_status::ChildWorkspace};
 
 /// How soon a run that was refused is tried again. Quota frees up when others go, and policies change; nothing tells when.
 const REFUSED_RETRY: Duration = Duration::from_secs(10);
@@ -93,6 +96,7 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             context.metrics.wrote("subagent", "finalizer");
             Ok(Applied::Child(Box::new(written)))
         }
+        Step::CreateClaim(claim) => create_claim(context, world, &children, *claim, now).await,
         Step::CreateRun(run) => create_run(context, world, &children, &run, now).await,
         Step::ChangeRun(change) => {
             if let Some(run) = world.run.ours() {
@@ -159,6 +163,64 @@ fn our_patch() -> PatchParams {
     PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.into()), ..PatchParams::default() }
 }
 
+/// Creates the claim of the workspace and stores which one it is. One that is there already is the child's own, of before a
+/// crash, or is left alone (pitfall D2).
+async fn create_claim(
+    context: &Context,
+    world: &World,
+    children: &Api<Subagent>,
+    claim: Value,
+    now: Timestamp,
+) -> Result<Applied, Error> {
+    let child = &world.child;
+    let (namespace, name) = (child.namespace().unwrap_or_default(), workspace::name(child));
+    let params = PostParams::default();
+    let created = match create_with::<PersistentVolumeClaim>(context, &namespace, claim, &params).await {
+        Ok(created) => {
+            context.metrics.wrote("subagent", "claim");
+            ChildWorkspace { claim_name: created.name_any(), claim_uid: created.uid().unwrap_or_default() }
+        }
+        Err(WriteError::Refused { status, .. }) if status.reason == "AlreadyExists" => {
+            let claims: Api<PersistentVolumeClaim> = Api::namespaced(context.client.clone(), &namespace);
+            let Some(found) = api::get(&claims, &name).await? else { return Ok(Applied::Changed) };
+            match workspace::own(child, &found) {
+                Ok(own) => own,
+                Err(message) => {
+                    let refusal = Refusal { reason: Reason::RunRefused, message };
+                    let new = status::workspace_refused(world, "NameTaken", &refusal, now);
+                    return refused(context, world, children, new).await;
+                }
+            }
+        }
+        // The child's own deletion is about to come.
+        Err(WriteError::Refused { status, .. }) if api::is_namespace_terminating(&status) => {
+            return Ok(Applied::Done(None));
+        }
+        Err(error) => {
+            let Some(refusal) = refusal(&error) else { return Err(error.into()) };
+            let new = status::workspace_refused(world, refusal.reason.as_str(), &refusal, now);
+            return refused(context, world, children, new).await;
+        }
+    };
+    let new = status::workspace_created(child, created, now);
+    Ok(Applied::Child(Box::new(write_status(context, children, child, &new).await?)))
+}
+
+/// Stores that the activation has no run yet, and tries again after a while; or that it never had one.
+async fn refused(
+    context: &Context,
+    world: &World,
+    children: &Api<Subagent>,
+    new: SubagentStatus,
+) -> Result<Applied, Error> {
+    if world.child.status.as_ref() == Some(&new) {
+        return Ok(Applied::Done(Some(REFUSED_RETRY)));
+    }
+    let written = Box::new(write_status(context, children, &world.child, &new).await?);
+    let is_over = new.activation.is_none();
+    Ok(if is_over { Applied::Child(written) } else { Applied::Rests(written, REFUSED_RETRY) })
+}
+
 /// Creates the run of the claimed activation. One that is there already is judged by the next read.
 async fn create_run(
     context: &Context,
@@ -179,21 +241,13 @@ async fn create_run(
         // The child's own deletion is about to come.
         Err(WriteError::Refused { status, .. }) if api::is_namespace_terminating(&status) => Ok(Applied::Done(None)),
         Err(error) => match refusal(&error) {
-            Some(refusal) => {
-                let new = status::run_refused(world, &refusal, now);
-                if world.child.status.as_ref() == Some(&new) {
-                    return Ok(Applied::Done(Some(REFUSED_RETRY)));
-                }
-                let written = Box::new(write_status(context, children, &world.child, &new).await?);
-                let is_over = new.activation.is_none();
-                Ok(if is_over { Applied::Child(written) } else { Applied::Rests(written, REFUSED_RETRY) })
-            }
+            Some(refusal) => refused(context, world, children, status::run_refused(world, &refusal, now)).await,
             None => Err(error.into()),
         },
     }
 }
 
-/// Why a run was not created, if that is for a person to change.
+/// Why a run or a claim was not created, if that is for a person to change.
 fn refusal(error: &WriteError) -> Option<Refusal> {
     let status = match error {
         WriteError::Refused { status, .. } => status,

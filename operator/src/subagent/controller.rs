@@ -255,6 +255,7 @@ fn kind(step: &plan::Step) -> &'static str {
     match step {
         plan::Step::AddFinalizer => "AddFinalizer",
         plan::Step::Status(_) => "Status",
+        plan::Step::CreateClaim(_) => "CreateClaim",
         plan::Step::CreateRun(_) => "CreateRun",
         plan::Step::ChangeRun(_) => "ChangeRun",
         plan::Step::StopLeft(_) => "StopLeft",

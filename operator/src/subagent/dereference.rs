@@ -4,7 +4,7 @@ use super::{
     inbox, memory,
     plan::{self, Run, World},
     pruning::{self, PastRun},
-    session,
+    session, workspace,
 };
 use crate::{
     api::{self, ReadError},
@@ -55,6 +55,7 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
             world.parent = named_parent(client, &namespace, world.child.spec.parent_ref.as_ref()).await?;
             if plan::wants_store(&world) {
                 world.store = session::state(context).await;
+                world.refused_claim = workspace::refused(context, &world.child).await?;
             }
         }
         return Ok(world);

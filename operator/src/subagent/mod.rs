@@ -17,6 +17,7 @@ pub mod pruning;
 pub mod session;
 pub mod status;
 pub mod validate;
+pub mod workspace;
 
 #[cfg(test)]
 mod plan_tests;

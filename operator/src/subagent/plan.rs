@@ -1,8 +1,8 @@
 //! What happens next to a child. Pure: from stored facts and the time, exactly one next step. The reconciler carries it out
 //! and asks again, so a crash between two steps changes nothing: the next process reads the same facts.
 //!
-//! The order is what makes it safe. What becomes of messages is stored before anything is told to a run; a number is claimed
-//! before its run is created; the run's UID is stored before it may have a pod; what a run came to is stored before its
+//! The order is what makes it safe. What becomes of messages is stored before anything is told to a run; a number is claimed, and
+//! the UID of the workspace's claim is stored, before its run is created; the run's UID is stored before it may have a pod; what a run came to is stored before its
 //! finalizer leaves; an id is remembered before its entry leaves.
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
     pruning::{self, PastRun},
     status,
     validate::{self, Request, Store},
+    workspace,
 };
 use crate::run::{
     descendants::Descendant,
@@ -19,6 +20,7 @@ use crate::run::{
     validate::{self as run, Parent, Provider, Verdict},
 };
 use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 use std::time::Duration;
 use subagent_crds::{
     Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, names,
@@ -90,6 +92,8 @@ pub struct World {
     pub above: Vec<Parent>,
     /// The session store; tried when nothing else is in the way of accepting the child.
     pub store: Store,
+    /// What the API server says against the claim of its workspace; asked together with the store.
+    pub refused_claim: Option<String>,
     /// What has the name of the activation's run.
     pub run: Run,
     /// The memory of ids; read when one is new or some are to leave.
@@ -111,6 +115,7 @@ impl World {
             parent: Parent::NotAsked,
             above: vec![],
             store: Store::None,
+            refused_claim: None,
             run: Run::Missing,
             memory: None,
             past: None,
@@ -132,6 +137,8 @@ pub enum Step {
     AddFinalizer,
     /// Write the status.
     Status(Box<SubagentStatus>),
+    /// Create the claim of its workspace, as JSON.
+    CreateClaim(Box<Value>),
     /// Create the run of the claimed activation.
     CreateRun(Box<SubagentRun>),
     /// Tell the run of the activation: messages, the end of its inbox, a cancel.
@@ -198,7 +205,13 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
 }
 
 fn request(world: &World) -> Request<'_> {
-    Request { child: &world.child, provider: &world.provider, parent: &world.parent, store: &world.store }
+    Request {
+        child: &world.child,
+        provider: &world.provider,
+        parent: &world.parent,
+        store: &world.store,
+        refused_claim: world.refused_claim.as_deref(),
+    }
 }
 
 /// Whether the session store is to be tried before a decision about a child that is not accepted.
@@ -262,6 +275,9 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     }
     match (&status.activation, &world.run) {
         (Some(activation), Run::Missing) if activation.run_uid.is_none() => {
+            if let Some(claim) = workspace::claim(child).filter(|_| status.workspace.is_none()) {
+                return Step::CreateClaim(Box::new(claim));
+            }
             if let Some(run) = placing::run(child) {
                 return Step::CreateRun(Box::new(run));
             }

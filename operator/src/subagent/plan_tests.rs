@@ -4,22 +4,24 @@ use super::{
     inbox,
     plan::{Run, Step, World, next},
     pruning::PastRun,
+    status::{workspace_created, workspace_refused},
     validate::Store,
+    workspace,
 };
 use crate::run::{
     descendants::Descendant,
     orphans::LeftPod,
     plan_tests::{CREATED, at, merged},
-    validate::{Parent, Provider},
+    validate::{Parent, Provider, Refusal},
 };
 use rstest::rstest;
 use serde_json::{Value, json};
 use std::time::Duration;
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
+    Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
     message::{Code, Outcome},
     run::Inbox,
-    subagent_status::ActivationState,
+    subagent_status::{ActivationState, ChildWorkspace},
 };
 
 pub(super) fn child(extra: Value) -> Subagent {
@@ -149,6 +151,70 @@ fn c35_acceptance_is_the_start_in_one_write() {
     let Step::CreateRun(run) = next(&world, at(2)) else { panic!("a run") };
     assert_eq!(run.metadata.name, Some(inbox::run_name(&world.child, 1)));
     assert_eq!((run.spec.messages.len(), run.spec.cancel), (1, false));
+}
+
+/// A child that asks for a workspace, of a provider that has a place for it.
+fn keeping_files() -> World {
+    let template = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+    let able = json!({"status": {"capabilities": ["DepthLimit", "Continuation", "Workspace"]}});
+    World { provider: provider(able), ..world(child(json!({"spec": {"workspace": {"claimTemplate": template}}}))) }
+}
+
+fn kept() -> ChildWorkspace {
+    ChildWorkspace { claim_name: "claim".into(), claim_uid: "claim-uid".into() }
+}
+
+/// c40: which claim holds the child's files is stored before anything can write into it, and it is made once.
+#[test]
+fn c40_the_claim_of_a_workspace_is_stored_before_the_first_run_and_made_once() {
+    let mut world = keeping_files();
+    let Step::CreateClaim(claim) = settle(&mut world, 1) else { panic!("a claim") };
+    assert_eq!(Some(*claim), workspace::claim(&world.child));
+    assert!(matches!(settle(&mut world, 2), Step::CreateClaim(_)), "again after a crash");
+    world.child.status = Some(workspace_created(&world.child, kept(), at(2)));
+    assert_eq!(condition(status(&world), "WorkspaceCreated"), ("True", "ClaimCreated", Some(1)));
+    let before = status(&world).clone();
+    let Step::CreateRun(mut run) = settle(&mut world, 3) else { panic!("a run") };
+    assert_eq!(*status(&world), before, "it costs one write");
+    run.metadata.uid = Some("run-uid".into());
+    world.run = Run::Ours(run);
+    settle(&mut world, 3);
+    report(&mut world, done_turn());
+    settle(&mut world, 4);
+    over(&mut world, "Completed", "Completed");
+    settle(&mut world, 5);
+    world.run = Run::Missing;
+    world.child.spec.messages.push(serde_json::from_value(json!({"id": "m2", "text": "more"})).unwrap());
+    assert!(matches!(settle(&mut world, 6), Step::CreateRun(_)), "whatever has become of the claim");
+    assert_eq!(status(&world).workspace, Some(kept()));
+}
+
+/// D2, and a full quota: without its claim the activation has no run; it is tried again, and fails after the start deadline unless
+/// it is the quota.
+#[rstest]
+#[case::foreign("NameTaken", Reason::RunRefused, true)]
+#[case::quota("QuotaExceeded", Reason::QuotaExceeded, false)]
+fn d2_without_its_claim_a_child_has_no_run(#[case] why: &str, #[case] reason: Reason, #[case] is_limited: bool) {
+    let mut world = keeping_files();
+    world.child.spec.activation.start_deadline_seconds = Some(60);
+    assert!(matches!(settle(&mut world, 1), Step::CreateClaim(_)));
+    let refusal = Refusal { reason, message: "PersistentVolumeClaim x is in the way".into() };
+    world.child.status = Some(workspace_refused(&world, why, &refusal, at(1)));
+    assert!(matches!(settle(&mut world, 1), Step::CreateClaim(_)), "it is tried again");
+    assert_eq!(condition(status(&world), "WorkspaceCreated"), ("False", why, Some(1)));
+    assert_eq!(status(&world).reason.as_deref(), Some(reason.as_str()));
+    let message = status(&world).message.clone().unwrap();
+    assert_eq!(message, "activation 1 has no run yet: PersistentVolumeClaim x is in the way");
+    assert_eq!(workspace_refused(&world, why, &refusal, at(30)), *status(&world), "nothing new is no write");
+    let late = workspace_refused(&world, why, &refusal, at(61));
+    assert_eq!(late.activation.is_none(), is_limited);
+    if is_limited {
+        assert_eq!(late.messages[0].code, Some(Code::ActivationFailed));
+        return;
+    }
+    world.child.status = Some(workspace_created(&world.child, kept(), at(62)));
+    assert!(matches!(settle(&mut world, 62), Step::CreateRun(_)));
+    assert_eq!((status(&world).reason.as_ref(), status(&world).phase), (None, Some(SubagentPhase::Active)));
 }
 
 /// c7: nothing that was accepted is left out.

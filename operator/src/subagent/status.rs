@@ -19,7 +19,7 @@ use subagent_crds::{
     Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
     conditions::{self, Status},
     message::Outcome,
-    subagent_status::{ActivationState, CurrentActivation, SeenIds, TurnOutput},
+    subagent_status::{ActivationState, ChildWorkspace, CurrentActivation, SeenIds, TurnOutput},
 };
 
 /// Reason of a child whose first session is not stored yet.
@@ -164,6 +164,30 @@ pub fn run_refused(world: &World, refusal: &Refusal, now: Timestamp) -> Subagent
         say(&mut new, reason, &format!("activation {number} never had a run: {}", why.message));
     }
     set_conditions(child, world, &old, &mut new, change, now);
+    new
+}
+
+/// The claim of the workspace is there. From now on it is this one or none.
+pub fn workspace_created(child: &Subagent, created: ChildWorkspace, now: Timestamp) -> SubagentStatus {
+    let mut new = child.status.clone().unwrap_or_default();
+    let text = format!("PersistentVolumeClaim {} keeps the child's files", created.claim_name);
+    new.workspace = Some(created);
+    if let Some(activation) = &mut new.activation {
+        // Nothing keeps its run from being created any more.
+        activation.refused_since = None;
+        let doing = format!("activation {} {}", activation.epoch, doing(activation));
+        say(&mut new, None, &doing);
+    }
+    conditions_of(child, &mut new, now).set(conditions::WORKSPACE_CREATED, true, "ClaimCreated", &text);
+    new
+}
+
+/// The claim of the workspace cannot be created now, so the claimed activation gets no run: that is shown and tried again as for
+/// a run that is refused.
+pub fn workspace_refused(world: &World, why: &str, refusal: &Refusal, now: Timestamp) -> SubagentStatus {
+    let mut new = run_refused(world, refusal, now);
+    let mut conditions = conditions_of(&world.child, &mut new, now);
+    conditions.set(conditions::WORKSPACE_CREATED, false, why, &refusal.message);
     new
 }
 

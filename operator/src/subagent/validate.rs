@@ -1,5 +1,6 @@
 //! Acceptance of a child (contract c5 and c34). Pure; the first failure in the contract's order wins.
 
+use super::workspace;
 use crate::{
     provider::{capabilities::CONTINUATION, probe},
     run::validate::{
@@ -14,9 +15,6 @@ use subagent_crds::{
     message::{Delivery, InboxMessage},
     run_status::{Descriptor, Effective, Lineage},
 };
-
-/// The capability to keep a volume for the life of a child; no provider has it in this version.
-const WORKSPACE: &str = "Workspace";
 
 /// What is known of the session store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +39,8 @@ pub struct Request<'a> {
     pub parent: &'a Parent,
     /// The session store.
     pub store: &'a Store,
+    /// What the API server says against the claim of its workspace.
+    pub refused_claim: Option<&'a str>,
 }
 
 /// Decides whether a child is taken. The deadlines of an activation are fixed with its run.
@@ -51,8 +51,8 @@ pub fn validate(request: &Request<'_>) -> Verdict {
     }
 }
 
-/// Whether only the session store, and what comes after it, can still turn the child away. It is tried for no other: that takes
-/// its time (contract c5: it comes last).
+/// Whether only the session store, and what comes after it, can still turn the child away. It is tried for no other, and no claim
+/// either: that takes its time (contract c5: it comes last).
 pub fn wants_store(request: &Request<'_>) -> bool {
     before_store(request).is_ok()
 }
@@ -62,6 +62,7 @@ fn check(request: &Request<'_>) -> Result<Acceptance, Verdict> {
     let spec = &request.child.spec;
     store(request.store)?;
     first_message(spec.messages.first())?;
+    claim(request.refused_claim)?;
     let revision = provider.status.as_ref().and_then(|status| status.revision.clone()).unwrap_or_default();
     Ok(Acceptance {
         lineage,
@@ -95,7 +96,8 @@ fn before_store<'a>(request: &Request<'a>) -> Result<(&'a SubagentProvider, Line
     Ok((provider, lineage, cap))
 }
 
-/// Contract c5: maxDepth, toolFilter, persona, then the other optional fields; and that the session can be continued.
+/// Contract c5: maxDepth, toolFilter, persona, then the other optional fields; that the session can be continued, and what only
+/// such a child can have.
 fn asked_capabilities(child: &Subagent, provider: &SubagentProvider) -> Result<(), Verdict> {
     let spec = &child.spec;
     let options = spec.agent_options.clone().unwrap_or_default();
@@ -106,7 +108,6 @@ fn asked_capabilities(child: &Subagent, provider: &SubagentProvider) -> Result<(
         (options.provider.is_some(), "spec.agentOptions.provider", "AgentProvider"),
         (options.model.is_some(), "spec.agentOptions.model", "AgentModel"),
         (options.max_tokens.is_some(), "spec.agentOptions.maxTokens", "AgentMaxTokens"),
-        (spec.workspace.is_some(), "spec.workspace", WORKSPACE),
     ];
     let has = provider.status.as_ref().map(|status| status.capabilities.as_slice()).unwrap_or_default();
     for (is_asked, field, capability) in asked {
@@ -114,7 +115,10 @@ fn asked_capabilities(child: &Subagent, provider: &SubagentProvider) -> Result<(
             return Err(missing(provider, field, capability));
         }
     }
-    if has.iter().any(|known| known == CONTINUATION) { Ok(()) } else { Err(not_continuable(provider)) }
+    if !has.iter().any(|known| known == CONTINUATION) {
+        return Err(not_continuable(provider));
+    }
+    if spec.workspace.is_some() { workspace::capability(provider) } else { Ok(()) }
 }
 
 /// Why a provider cannot continue a session, and what to do.
@@ -143,6 +147,16 @@ fn store(store: &Store) -> Result<(), Verdict> {
         Store::Unusable(why) => why,
     };
     Err(refuse(Reason::PersistenceUnavailable, Reason::PersistenceUnavailable.with_remedy(seen)))
+}
+
+/// The API server's own words: it knows what a claim may say.
+fn claim(refused: Option<&str>) -> Result<(), Verdict> {
+    let Some(said) = refused else { return Ok(()) };
+    let message = format!(
+        "the API server refuses the claim of spec.workspace: {said}; correct what it names, which is below \
+         spec.workspace.claimTemplate, in a new Subagent"
+    );
+    Err(refuse(Reason::InvalidArgs, message))
 }
 
 /// The first message is the start (contract c35).

@@ -10,8 +10,11 @@ use serde_json::{Value, json};
 
 fn verdict(asked: Value, offered: Value, store: &Store) -> Result<Acceptance, (bool, Reason, String)> {
     let (child, provider) = (child(json!({"spec": asked})), provider(offered));
-    let request = Request { child: &child, provider: &provider, parent: &Parent::NotAsked, store };
-    match validate(&request) {
+    decision(&Request { child: &child, provider: &provider, parent: &Parent::NotAsked, store, refused_claim: None })
+}
+
+fn decision(request: &Request<'_>) -> Result<Acceptance, (bool, Reason, String)> {
+    match validate(request) {
         Verdict::Accepted(acceptance) => Ok(*acceptance),
         Verdict::Waits(refusal) => Err((true, refusal.reason, refusal.message)),
         Verdict::Refused(refusal) => Err((false, refusal.reason, refusal.message)),
@@ -58,7 +61,8 @@ fn c5_the_store_is_tried_when_nothing_else_is_in_the_way(
     #[case] expected: bool,
 ) {
     let (child, provider) = (child(json!({"spec": asked})), provider(offered));
-    let request = Request { child: &child, provider: &provider, parent: &Parent::NotAsked, store: &Store::None };
+    let (parent, store) = (&Parent::NotAsked, &Store::None);
+    let request = Request { child: &child, provider: &provider, parent, store, refused_claim: None };
     assert_eq!(wants_store(&request), expected);
 }
 
@@ -80,6 +84,21 @@ fn c34_without_a_store_no_child_is_taken(#[case] store: Store, #[case] words: &s
 fn c35_the_first_message_must_be_one(#[case] messages: Value, #[case] words: &str) {
     let (waits, why, message) = verdict(json!({"messages": messages}), json!({}), &Store::Usable).unwrap_err();
     assert_eq!((waits, why), (false, Reason::InvalidArgs));
+    assert!(message.contains(words), "{message}");
+}
+
+/// c7: an invalid claim is refused in the API server's own words, with the field; after everything else.
+#[rstest]
+#[case::invalid(json!({}), Reason::InvalidArgs, "claim of spec.workspace: spec.accessModes: Unsupported value; correct what it names, which is below spec.workspace.claimTemplate")]
+#[case::after_the_first_message(json!({"messages": []}), Reason::InvalidArgs, "spec.messages is empty")]
+fn c7_a_claim_that_the_api_server_refuses_is_none(#[case] extra: Value, #[case] reason: Reason, #[case] words: &str) {
+    let child = child(json!({"spec": merged(json!({"workspace": {"claimTemplate": {}}}), extra)}));
+    let provider = provider(json!({"status": {"capabilities": ["DepthLimit", "Continuation", "Workspace"]}}));
+    let (parent, store) = (&Parent::NotAsked, &Store::Usable);
+    let said = Some("spec.accessModes: Unsupported value");
+    let request = Request { child: &child, provider: &provider, parent, store, refused_claim: said };
+    let (waits, why, message) = decision(&request).unwrap_err();
+    assert_eq!((waits, why), (false, reason));
     assert!(message.contains(words), "{message}");
 }
 

@@ -17,4 +17,4 @@ pub mod snapshot;
 
 pub use api_server::{client, client_as, config, config_as};
 pub use namespace::TestNamespace;
-pub use objects::{make_provider, make_run, make_subagent};
+pub use objects::{claim_spec, make_provider, make_run, make_subagent};

@@ -36,6 +36,11 @@ pub fn make_subagent(name: &str) -> Subagent {
     Subagent::new(name, spec)
 }
 
+/// The spec of a claim that any API server takes.
+pub fn claim_spec() -> serde_json::Value {
+    json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}})
+}
+
 /// A provider with the container `agent`, whose image nobody pulls here. Its agent is not probed: that is a matter of the
 /// tests about it.
 pub fn make_provider(name: &str) -> SubagentProvider {

@@ -335,6 +335,9 @@ async fn d6_the_rights_work_and_end_where_they_should() {
         (here, "create", "configmaps", "", true),
         (&elsewhere, "create", "configmaps", "", false),
         (&elsewhere, "get", "configmaps", "x", false),
+        (here, "create", "persistentvolumeclaims", "", true),
+        (here, "get", "persistentvolumeclaims", "x", true),
+        (&elsewhere, "create", "persistentvolumeclaims", "", false),
         (here, "create", "controllerrevisions.apps", "", true),
         (&elsewhere, "create", "controllerrevisions.apps", "", false),
         (here, "create", "events.events.k8s.io", "", true),
@@ -364,6 +367,8 @@ async fn d6_the_rights_work_and_end_where_they_should() {
         // No business of it.
         (here, "list", "configmaps", "", false),
         (here, "update", "configmaps", "x", false),
+        (here, "list", "persistentvolumeclaims", "", false),
+        (here, "delete", "persistentvolumeclaims", "x", false),
         (here, "create", "subagents.subagents.dev", "", false),
         (here, "update", "subagentproviders.subagents.dev", "", false),
         (here, "delete", "subagentproviders.subagents.dev", "", false),

@@ -1,10 +1,13 @@
 //! Continuable children: what one was told survives its pod, and messages reach it wherever it stands.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, collector, collector::seen_event, gate, in_namespace,
-    namespace::PATIENCE, objects::PROVIDER,
+    RunView, ScriptedProvider, TestNamespace, collector,
+    collector::seen_event,
+    gate, in_namespace,
+    namespace::PATIENCE,
+    objects::{PROVIDER, merge},
 };
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     ResourceExt,
     api::{DeleteParams, ListParams},
@@ -113,6 +116,57 @@ async fn c40_a_child_remembers_after_its_pod_is_gone() {
         assert_eq!((status.epochs, status.completed_turns), (2, 2));
         assert_eq!(message(&settled, "m2").epoch, Some(2));
         assert_eq!(live_pods(&ns).await, Vec::<String>::new());
+    })
+    .await;
+}
+
+/// c40: with a workspace the files of one activation are there in the next, whose pod is another; they go with the child.
+#[tokio::test]
+async fn c40_a_childs_files_outlive_its_pods_and_go_with_it() {
+    in_namespace("workspace", async |ns| {
+        // What the kubelet makes of it: the volume is root's, and its group the agent's.
+        let provider = ScriptedProvider::keeping_sessions().pod(json!({"securityContext": {"fsGroup": 1000}}));
+        ns.continuable(&provider).await;
+        let asking = |name: &str, class: Value| {
+            let mut template = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}});
+            merge(&mut template, class);
+            let mut child = child(name, "!write note.txt heron\n!say noted");
+            child.spec.workspace = serde_json::from_value(json!({"claimTemplate": template})).expect("a workspace");
+            child
+        };
+        ns.create(&asking("tidy", json!({}))).await;
+        let settled = in_phase(&ns, "tidy", SubagentPhase::Settled).await;
+        assert_eq!(turns(&settled), [turn("m1", "Completed", "noted")]);
+        let pods = ns.api::<Pod>();
+        let params = DeleteParams { grace_period_seconds: None, ..DeleteParams::default() };
+        pods.delete_collection(&params, &ListParams::default().labels(names::RUN_LABEL)).await.expect("a deletion");
+        ns.eventually("no pod", PATIENCE, async || {
+            let left = pods.list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
+            if left.is_empty() { Ok(()) } else { Err(format!("{} pods", left.len())) }
+        })
+        .await;
+        tell(&ns, "tidy", &json!({"id": "m2", "text": "!cwd\n!read note.txt"}));
+        let settled = in_phase(&ns, "tidy", SubagentPhase::Settled).await;
+        let (id, stop_reason, said) = turns(&settled).pop().expect("a turn");
+        assert_eq!((id.as_str(), stop_reason.as_str()), ("m2", "Completed"), "{:?}", settled.status);
+        assert!(said.contains("/workspace") && said.contains("heron"), "{said}");
+
+        // What the cluster has no volume for is said by the run, and by the child.
+        ns.create(&asking("stuck", json!({"storageClassName": "none"}))).await;
+        let stuck = child_until(&ns, "stuck", "Unschedulable", |child| {
+            child.status.as_ref().is_some_and(|status| status.reason.as_deref() == Some("Unschedulable"))
+        })
+        .await;
+        let message = stuck.status.and_then(|status| status.message).unwrap_or_default();
+        assert!(message.contains("PersistentVolumeClaim"), "{message}");
+
+        ns.kubectl(&["delete", "subagent", "tidy", "stuck", "--timeout=90s"]);
+        let claims = ns.api::<PersistentVolumeClaim>();
+        ns.eventually("no claim", PATIENCE, async || {
+            let left = claims.list(&ListParams::default()).await.expect("claims").items;
+            if left.is_empty() { Ok(()) } else { Err(format!("{} claims", left.len())) }
+        })
+        .await;
     })
     .await;
 }

@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::{fmt::Debug, time::Duration};
-use subagent_crds::{SubagentProvider, SubagentRun, conditions};
+use subagent_crds::{Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions};
 
 fn apply(ns: &TestNamespace, paths: &[&str]) {
     let paths = paths.iter().map(|path| repository().join(path).to_str().expect("a path in UTF-8").to_owned());
@@ -63,6 +63,28 @@ async fn parameters_let_one_provider_serve_many_repositories() {
         }
         let log = ns.kubectl(&["logs", &pod, "-c", "clone"]);
         assert!(log.contains("Remote branch --upload-pack=x not found"), "{log}");
+    })
+    .await;
+}
+
+/// A child that keeps its files, as the README has it: what it wrote is there for its next activation.
+#[tokio::test]
+async fn a_child_with_a_workspace_finds_its_files_again() {
+    in_namespace("workspace-example", async |ns| {
+        apply(&ns, &["examples/provider-scripted.yaml", "examples/child-workspace.yaml"]);
+        let settled = |number: i64| {
+            move |child: &Subagent| {
+                let status = child.status.clone().unwrap_or_default();
+                status.phase == Some(SubagentPhase::Settled) && status.epochs == number
+            }
+        };
+        ns.until("librarian", "Settled", PATIENCE, settled(1)).await;
+        let message =
+            json!([{"op": "add", "path": "/spec/messages/-", "value": {"id": "second", "text": "!read word.txt"}}]);
+        ns.kubectl(&["patch", "subagent", "librarian", "--type=json", "-p", &message.to_string()]);
+        let child = ns.until("librarian", "Settled again", PATIENCE, settled(2)).await;
+        let last = child.status.and_then(|status| status.last_result).and_then(|last| last.preview).unwrap_or_default();
+        assert!(last.contains("heron"), "{last}");
     })
     .await;
 }

@@ -4,7 +4,7 @@ use crate::scene::{Scene, garbage_collector, patch, told};
 use integration_tests::{chart::POLICY_LIMIT, client_as, make_run, make_subagent, refusal};
 use k8s_openapi::api::{
     apps::v1::ControllerRevision,
-    core::v1::{ConfigMap, Namespace},
+    core::v1::{ConfigMap, Namespace, PersistentVolumeClaim},
 };
 use kube::{
     Api, Client,
@@ -74,13 +74,14 @@ async fn s8_a_tenant_takes_no_finalizer_off_a_child_or_its_activation() {
     patch::<Subagent>(&hook, &scene, "child", none()).await.expect("a release");
 }
 
-/// D2, c2: what accepted runs start from, and what they left behind, is not a tenant's to remove, whatever it may delete
+/// D2, c2, c40: what accepted runs start from, what they left behind, and a child's files, are not a tenant's to remove, whatever it may delete
 /// otherwise. A namespace that goes takes everything along.
 #[tokio::test]
 async fn d2_only_the_operator_removes_revisions_and_archives() {
     let scene = Scene::new("kept").await;
     let all: &[&str] = &["create", "get", "delete", "deletecollection", "list"];
-    scene.grant("tenant", &[("", "configmaps", all, &[]), ("apps", "controllerrevisions", all, &[])]).await;
+    let rights = [("", "configmaps", all, &[] as &[&str]), ("apps", "controllerrevisions", all, &[])];
+    scene.grant("tenant", &[&rights[..], &[("", "persistentvolumeclaims", all, &[])]].concat()).await;
     let tenant = scene.client("tenant").await;
     let operator = client_as(&scene.release.operator(), &["system:serviceaccounts", "system:authenticated"]).await;
     let revision: ControllerRevision = serde_json::from_value(json!({
@@ -118,11 +119,20 @@ async fn d2_only_the_operator_removes_revisions_and_archives() {
         refused,
         &["ConfigMap kept: it holds the result or the transcript of a run", "delete the SubagentRun instead"],
     );
+    let claims = |client: &Client| -> Api<PersistentVolumeClaim> { Api::namespaced(client.clone(), ns) };
+    let claim = scene.claim(json!({"name": "kept", "labels": {names::SUBAGENT_UID_LABEL: "u"}}));
+    claims(&operator).create(&PostParams::default(), &claim).await.expect("the operator's claim");
+    let refused = claims(&tenant).delete("kept", &forced).await.map_err(message);
+    told(refused, &["PersistentVolumeClaim kept: it holds the files of a child", "delete the Subagent instead"]);
     let refused = revisions(&tenant).delete_collection(&forced, &ListParams::default()).await.map_err(message);
     told(refused, &["ControllerRevision kept:"]);
     archives(&tenant).delete("mine", &forced).await.expect("its own ConfigMap");
     let collector = garbage_collector().await;
     archives(&collector).delete("kept", &DeleteParams::default()).await.expect("garbage collection");
+    claims(&collector).delete("kept", &DeleteParams::default()).await.expect("garbage collection");
+    // As the controller that protects claims in use does once no pod has it.
+    let released = json!({"metadata": {"finalizers": null}});
+    patch::<PersistentVolumeClaim>(&collector, &scene, "kept", released).await.expect("a controller's release");
     archives(&operator).create(&PostParams::default(), &archive).await.expect("the operator's ConfigMap");
     revisions(&operator).delete("kept", &DeleteParams::default()).await.expect("the operator's sweep");
     revisions(&operator).create(&PostParams::default(), &revision).await.expect("the operator's revision");

@@ -31,7 +31,12 @@ async fn d1_d2_only_the_operator_marks_objects_as_its_own() {
     scene
         .grant(
             "tenant",
-            &[("", "pods", all, &[]), ("", "configmaps", all, &[]), ("apps", "controllerrevisions", all, &[])],
+            &[
+                ("", "pods", all, &[]),
+                ("", "configmaps", all, &[]),
+                ("", "persistentvolumeclaims", all, &[]),
+                ("apps", "controllerrevisions", all, &[]),
+            ],
         )
         .await;
     let tenant = scene.client("tenant").await;
@@ -44,6 +49,9 @@ async fn d1_d2_only_the_operator_marks_objects_as_its_own() {
         let revision: ControllerRevision =
             serde_json::from_value(json!({"metadata": metadata, "revision": 1, "data": {}})).expect("a revision");
         told(dry_run(&tenant, &scene, &revision).await, &["ControllerRevision forged:", words]);
+        let claim = scene.claim(metadata.clone());
+        told(dry_run(&tenant, &scene, &claim).await, &["PersistentVolumeClaim forged:", words]);
+        dry_run(&operator, &scene, &claim).await.expect("the operator's claim");
         dry_run(&operator, &scene, &pod(metadata.clone())).await.expect("the operator's pod");
         dry_run(&operator, &scene, &scene.config_map(metadata.clone())).await.expect("the operator's ConfigMap");
         dry_run(&operator, &scene, &revision).await.expect("the operator's revision");

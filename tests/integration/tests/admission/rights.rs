@@ -1,7 +1,7 @@
 //! D3: what a run or provider names must be within the rights of who writes it.
 
 use crate::scene::{Scene, activation_run, dry_run, patch, told};
-use integration_tests::{chart::POLICY_LIMIT, client_as, make_provider, make_run, make_subagent, refusal};
+use integration_tests::{chart::POLICY_LIMIT, claim_spec, client_as, make_provider, make_run, make_subagent, refusal};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -93,7 +93,7 @@ async fn d3_a_tenant_gets_no_more_from_a_child_than_it_may_do_itself() {
     let mut below = plain.clone();
     below.spec.parent_ref = Some(ParentRef { kind: ParentKind::Subagent, name: "mine".into(), uid: None });
     let mut with_workspace = plain.clone();
-    with_workspace.spec.workspace = Some(Workspace { claim_template: json!({}) });
+    with_workspace.spec.workspace = Some(Workspace { claim_template: claim_spec() });
     // The policy of children has nothing an administrator could break.
     let (probed, tried, within) = (&tenant, &below, &scene);
     scene

@@ -3,10 +3,10 @@
 use integration_tests::{
     TestNamespace,
     chart::{POLICY_LIMIT, Release},
-    client_as, make_provider, make_run, refusal,
+    claim_spec, client_as, make_provider, make_run, refusal,
 };
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Pod},
+    core::v1::{ConfigMap, PersistentVolumeClaim, Pod},
     rbac::v1::{Role, RoleBinding},
 };
 use kube::{
@@ -98,6 +98,10 @@ impl Scene {
         .expect("a binding");
         self.namespace().create(&role).await;
         self.namespace().create(&binding).await;
+    }
+
+    pub fn claim(&self, metadata: Value) -> PersistentVolumeClaim {
+        serde_json::from_value(json!({"metadata": metadata, "spec": claim_spec()})).expect("a claim")
     }
 
     pub fn config_map(&self, metadata: Value) -> ConfigMap {

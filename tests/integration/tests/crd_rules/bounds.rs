@@ -137,6 +137,7 @@ fn minimal(schema: &Value) -> Value {
                 .collect::<serde_json::Map<_, _>>()
                 .into()
         }
+        None if schema["x-kubernetes-int-or-string"] == true => json!("1Gi"),
         other => panic!("no value for type {other:?}"),
     }
 }

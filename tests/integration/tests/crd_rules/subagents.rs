@@ -37,6 +37,11 @@ fn noted(outcome: &str) -> Value {
     json!({"status": {"messages": [{"id": "m1", "sequence": 1, "outcome": outcome}]}})
 }
 
+fn workspace(gibibytes: i64) -> Value {
+    let requests = json!({"storage": format!("{gibibytes}Gi")});
+    json!({"claimTemplate": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": requests}, "storageClassName": "s"}})
+}
+
 fn creation() -> Vec<Case> {
     let parameters = |key: &str| spec(json!({"parameters": {key: "x"}}));
     let filter = |filter: Value| spec(json!({"toolFilter": filter}));
@@ -99,7 +104,7 @@ fn immutability() -> Vec<Case> {
         ("persona", "is", json!(""), json!("two")),
         ("toolFilter", "is", json!({"allow": []}), json!({"deny": []})),
         ("maxDepth", "is", json!(0), json!(1)),
-        ("workspace", "is", json!({"claimTemplate": {"a": 1}}), json!({"claimTemplate": {"a": 2}})),
+        ("workspace", "is", workspace(1), workspace(2)),
     ] {
         let message = format!("{field} {verb} immutable; create a new Subagent");
         let set = |value: &Value| spec(json!({field: value}));
@@ -280,6 +285,11 @@ fn status() -> Vec<Case> {
     for (field, value, changes) in [
         ("lineage", lineage, vec![json!({"depth": 1}), json!({"rootUID": "q"}), json!({"ancestors": []})]),
         ("descriptor", descriptor(), vec![json!({"providerRevision": "s"}), json!({"persona": ""})]),
+        (
+            "workspace",
+            json!({"claimName": "w", "claimUID": "u"}),
+            vec![json!({"claimName": "v"}), json!({"claimUID": "v"})],
+        ),
     ] {
         let message = format!("{field} is written once");
         cases.push(Case {

@@ -27,13 +27,13 @@ use subagent_crds::{
 use tempfile::TempDir;
 
 /// A world with a session store and an agent that keeps its sessions in files.
-struct Children {
-    world: World,
+pub struct Children {
+    pub world: World,
     folder: TempDir,
 }
 
 impl Children {
-    async fn new(hint: &str) -> (Self, Replica) {
+    pub async fn new(hint: &str) -> (Self, Replica) {
         let children = Self { world: World::new(hint).await, folder: tempfile::tempdir().expect("a folder") };
         fs::create_dir_all(children.store()).expect("a folder");
         let operator = children.operator("first").await;
@@ -54,7 +54,7 @@ impl Children {
     }
 
     /// Starts an operator and waits until it leads.
-    async fn operator(&self, identity: &str) -> Replica {
+    pub async fn operator(&self, identity: &str) -> Replica {
         let arguments = vec![format!("--session-store=file://{}", self.store().display())];
         let replica = Replica::start(Plan { arguments, ..self.world.plan(identity) });
         self.world.until_leader(identity).await;
@@ -78,7 +78,7 @@ impl Children {
         }
     }
 
-    async fn create(&self, name: &str, extra: Value) -> Subagent {
+    pub async fn create(&self, name: &str, extra: Value) -> Subagent {
         let mut child = json!({
             "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent", "metadata": {"name": name},
             "spec": {"providerRef": {"name": "provider"}, "description": "speak again"},
@@ -95,7 +95,7 @@ impl Children {
     }
 
     /// Appends messages as a person does: by a JSON patch.
-    async fn append(&self, name: &str, messages: &[Value]) {
+    pub async fn append(&self, name: &str, messages: &[Value]) {
         let add = |message: &Value| json!({"op": "add", "path": "/spec/messages/-", "value": message});
         let operations = Value::Array(messages.iter().map(add).collect());
         let patch = Patch::<()>::Json(serde_json::from_value(operations).expect("a patch"));
@@ -110,7 +110,7 @@ impl Children {
     }
 
     /// Waits until a child's status fits.
-    async fn until(&self, name: &str, what: &str, fits: impl Fn(&SubagentStatus) -> bool) -> SubagentStatus {
+    pub async fn until(&self, name: &str, what: &str, fits: impl Fn(&SubagentStatus) -> bool) -> SubagentStatus {
         let fits = |child: &Subagent| child.status.as_ref().is_some_and(&fits);
         let (api, fits, node) = (&self.world.namespace.api::<Subagent>(), &fits, &self.world.node);
         let child = self
@@ -130,7 +130,7 @@ impl Children {
     }
 
     /// What `kubectl wait --for=condition=Settled` waits for.
-    async fn settled(&self, name: &str) -> SubagentStatus {
+    pub async fn settled(&self, name: &str) -> SubagentStatus {
         let api = self.world.namespace.api::<Subagent>();
         let generation = api.get(name).await.expect("a child").metadata.generation;
         let is_settled = |status: &SubagentStatus| {
@@ -140,7 +140,7 @@ impl Children {
         self.until(name, "Settled", is_settled).await
     }
 
-    async fn gone(&self, name: &str) {
+    pub async fn gone(&self, name: &str) {
         let (api, node) = (&self.world.namespace.api::<Subagent>(), &self.world.node);
         self.world
             .namespace
@@ -155,7 +155,7 @@ impl Children {
     }
 
     /// The run of an activation.
-    async fn run(&self, name: &str, epoch: i64) -> SubagentRun {
+    pub async fn run(&self, name: &str, epoch: i64) -> SubagentRun {
         let child = self.world.namespace.api::<Subagent>().get(name).await.expect("a child");
         self.run_of(&child, epoch).await
     }
@@ -182,7 +182,7 @@ impl Children {
     }
 
     /// Waits for an Event of that reason: they follow the status.
-    async fn event(&self, name: &str, reason: &str) {
+    pub async fn event(&self, name: &str, reason: &str) {
         let children = self;
         let what = format!("{name}: Event {reason}");
         self.world
@@ -194,17 +194,17 @@ impl Children {
             .await;
     }
 
-    async fn finish(self, operator: Replica) {
+    pub async fn finish(self, operator: Replica) {
         operator.stop().await;
         self.world.finish().await;
     }
 }
 
-fn queue(id: &str, text: &str) -> Value {
+pub fn queue(id: &str, text: &str) -> Value {
     json!({"id": id, "text": text})
 }
 
-fn message<'a>(status: &'a SubagentStatus, id: &str) -> &'a MessageStatus {
+pub fn message<'a>(status: &'a SubagentStatus, id: &str) -> &'a MessageStatus {
     status.messages.iter().find(|message| message.id == id).unwrap_or_else(|| panic!("{id}: {:?}", status.messages))
 }
 

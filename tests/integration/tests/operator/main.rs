@@ -31,3 +31,4 @@ mod sessions;
 mod starting;
 mod tree;
 mod undecodable;
+mod workspaces;

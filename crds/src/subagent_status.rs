@@ -244,6 +244,10 @@ pub struct MessageStatus {
     /// code says why it was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<Code>,
+    /// message says for a person why it was not delivered, where the code alone does not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 256))]
+    pub message: String,
     /// interrupted is true once the interruption it asked for was carried out; its content then waits for a turn.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub interrupted: bool,

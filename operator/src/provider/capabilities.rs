@@ -14,14 +14,17 @@ pub const WORKSPACE: &str = "Workspace";
 /// What every agent can do here, whatever it advertises: depths are the operator's.
 pub const OF_EVERY_AGENT: &[&str] = &["DepthLimit"];
 
-/// What only a handshake tells of an agent; `AgentModel` only the session of one that can close it again. `Steering` can be
-/// advertised, too, and stays out as long as nobody can steer: what is asked for and then ignored is worse than refused
-/// (contract c7).
+/// The capability to take a message into the turn that is running.
+pub const STEERING: &str = "Steering";
+
+/// What only a handshake tells of an agent; `AgentModel` only the session of one that can close it again. Whatever else it
+/// advertises stays out: what is asked for and then ignored is worse than refused (contract c7).
 pub const ADVERTISED: &[&str] = &[
     "LoadSession",
     "ResumeSession",
     "ForkSession",
     "CloseSession",
+    STEERING,
     "Persona",
     "AgentModel",
     "ImagePrompt",
@@ -60,7 +63,10 @@ mod tests {
     fn c7_what_no_worker_serves_is_no_capability_whoever_advertises_it() {
         let agent =
             agent(&["ImagePrompt", "Persona", "Steering", "DepthLimit", "OutputSchema", "LoadSession", CONTINUATION]);
-        assert_eq!(of(&spec(json!({})), Some(&agent)), ["DepthLimit", "ImagePrompt", "Persona", "LoadSession"]);
+        assert_eq!(
+            of(&spec(json!({})), Some(&agent)),
+            ["DepthLimit", "ImagePrompt", "Persona", STEERING, "LoadSession"]
+        );
         assert_eq!(of(&spec(json!({})), None), ["DepthLimit"]);
     }
 

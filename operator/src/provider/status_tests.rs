@@ -51,7 +51,7 @@ fn an_agent_that_answered_is_shown_and_forgotten_with_its_revision() {
     let (is_ready, reason, message) = ready(&status);
     assert_eq!((is_ready.as_str(), reason.as_str()), ("True", "Probed"));
     assert!(message.ends_with("its agent answers: OpenCode 1.18, ACP version 1"), "{message}");
-    assert_eq!(status.capabilities, ["DepthLimit", "ImagePrompt"]);
+    assert_eq!(status.capabilities, ["DepthLimit", "ImagePrompt", "Steering"]);
     assert_eq!(status.agent, Some(agent));
     // The same look again is no news.
     provider.status = Some(status.clone());

@@ -4,6 +4,7 @@
 //! One call computes everything that the facts allow, and one guarded write stores it. What is to be done to the run then
 //! follows from the stored status alone (`placing`), so a crash in between changes nothing.
 
+use crate::provider::capabilities::STEERING;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -16,6 +17,13 @@ use subagent_crds::{
 
 /// Stop reason of a turn whose worker was lost: what it did is unknown, and it is not repeated (contract c41).
 pub const INTERRUPTED: &str = "Interrupted";
+
+/// Why a worker does not deliver a steer.
+const NOT_TAKEN: &str = "the agent did not take it into its turn, or that was over or interrupted before it did";
+/// Longest part of a provider's name in such a text, so that the remedy is never cut.
+const PROVIDER_NAME: usize = 100;
+/// Longest text about a message, in bytes, as the schema has it: an inbox holds 64 of them.
+const MESSAGE: usize = 256;
 
 /// What is found under the name of the activation's run.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +172,12 @@ impl<'a> Inbox<'a> {
         message.outcome = outcome;
         message.code = code;
         message.at = Some(self.now.clone());
+    }
+
+    /// A steer that is not delivered, and why (contract c38).
+    fn not_delivered(&mut self, at: usize, why: &str) {
+        self.conclude(at, Outcome::Rejected, Some(Code::NotDelivered));
+        self.new.messages[at].message = conditions::cut(why, MESSAGE);
     }
 
     /// A cancellation is carried out once: what is raised together with it is discarded together with it, and a message that
@@ -330,8 +344,11 @@ impl<'a> Inbox<'a> {
             }
             "Applied" => message.outcome = Outcome::Applied,
             "Rejected" => {
-                message.outcome = Outcome::Rejected;
-                message.code = Some(told.code.as_deref().and_then(Code::parse).unwrap_or(Code::NotDelivered));
+                let code = told.code.as_deref().and_then(Code::parse).unwrap_or(Code::NotDelivered);
+                (message.outcome, message.code) = (Outcome::Rejected, Some(code));
+                if code == Code::NotDelivered {
+                    message.message = NOT_TAKEN.to_owned();
+                }
             }
             // A word of a newer worker: the end of the activation settles it.
             _ => return,
@@ -489,6 +506,7 @@ impl<'a> Inbox<'a> {
     fn deliver(&mut self) {
         let deleting = self.is_deleting();
         let is_busy = self.is_busy();
+        let not_steerable = if is_busy { self.not_steerable() } else { Some(self.no_turn()) };
         for at in self.in_order(|message| message.outcome == Outcome::Accepted) {
             let Some(entry) = self.spec(&self.new.messages[at].id) else {
                 // Nothing is known of what it says; the API's rules keep entries that are under way.
@@ -496,7 +514,9 @@ impl<'a> Inbox<'a> {
                 continue;
             };
             match entry.delivery {
-                Delivery::Steer if !is_busy => self.conclude(at, Outcome::Rejected, Some(Code::NotDelivered)),
+                Delivery::Steer if not_steerable.is_some() => {
+                    self.not_delivered(at, not_steerable.as_deref().unwrap_or_default());
+                }
                 Delivery::Interrupt if !is_busy && !entry.has_content() => self.conclude(at, Outcome::Applied, None),
                 _ if deleting => self.conclude(at, Outcome::Discarded, None),
                 _ if self.new.phase == Some(SubagentPhase::NotResumable) => {
@@ -519,6 +539,35 @@ impl<'a> Inbox<'a> {
         let state = self.new.activation.as_ref().map(|activation| activation.state);
         let running = matches!(state, Some(ActivationState::Running | ActivationState::Idle));
         running && self.report().is_some_and(|report| report.session.is_some() && !report.idle)
+    }
+
+    /// What there is in the place of a running turn.
+    fn no_turn(&self) -> String {
+        let is = match &self.new.activation {
+            None => "nothing runs".to_owned(),
+            Some(activation) => {
+                let state = match activation.state {
+                    ActivationState::Claimed | ActivationState::Starting => "is only starting",
+                    ActivationState::Closing => "is ending",
+                    ActivationState::Running | ActivationState::Idle => "has nothing to do",
+                };
+                format!("activation {} {state}", activation.epoch)
+            }
+        };
+        format!("{is}, and a steer goes into a running turn or nowhere; append it under a new id with delivery Queue")
+    }
+
+    /// Why the agent at work takes no steer, if that is known.
+    fn not_steerable(&self) -> Option<String> {
+        let agent = self.report()?.agent.as_ref()?;
+        let provider = &self.facts.child.spec.provider_ref.name;
+        (!agent.capabilities.iter().any(|known| known == STEERING)).then(|| {
+            format!(
+                "SubagentProvider {} has no capability {STEERING}: its agent takes nothing into a running turn; append it under \
+                 a new id with delivery Queue or Interrupt",
+                conditions::cut(provider, PROVIDER_NAME)
+            )
+        })
     }
 
     /// The stored word of the activation's worker.

@@ -339,6 +339,31 @@ fn c44_a_run_is_let_go_only_when_what_it_came_to_is_stored() {
     assert_eq!(next(&world, at(4)), Step::Wait(None));
 }
 
+/// c38: a steer that is not delivered says why, and what its agent lacks it does not even get.
+#[rstest]
+#[case::agent_without_steering(json!({"agent": {"capabilities": ["LoadSession"]}}), Some("SubagentProvider p has no capability Steering"))]
+#[case::agent_with_it(json!({"agent": {"capabilities": ["Steering"]}}), None)]
+#[case::unknown_agent(json!({}), None)]
+#[case::idle(json!({"idle": true}), Some("activation 1 has nothing to do"))]
+fn c38_a_steer_that_is_not_delivered_says_why(#[case] told: Value, #[case] why: Option<&str>) {
+    let mut world = started();
+    settle(&mut world, 2);
+    world.child.spec.activation.residency_seconds = 60;
+    report(&mut world, told);
+    settle(&mut world, 3);
+    let steer = json!({"id": "s1", "delivery": "Steer", "text": "left"});
+    world.child.spec.messages.push(serde_json::from_value(steer).unwrap());
+    settle(&mut world, 4);
+    let steer = status(&world).messages[1].clone();
+    match why {
+        None => assert_eq!((steer.outcome, steer.message.as_str()), (Outcome::Queued, "")),
+        Some(words) => {
+            assert_eq!((steer.outcome, steer.code), (Outcome::Rejected, Some(Code::NotDelivered)));
+            assert!(steer.message.contains(words) && steer.message.len() <= 256, "{}", steer.message);
+        }
+    }
+}
+
 /// c40: an empty history is that of a lost session only when there was a turn that the agent completed.
 #[rstest]
 #[case::completed("Completed", 1, 1)]

@@ -197,7 +197,8 @@ fn c5_a_missing_or_unready_provider_waits_until_the_start_deadline(
 #[case::schema(json!({"outputSchema": {"type": "object"}, "persona": "x"}), "OutputSchema", "spec.outputSchema")]
 #[case::filter_before_persona(json!({"toolFilter": {"deny": ["a"]}, "persona": "x"}), "ToolFilter", "spec.toolFilter")]
 #[case::model(json!({"agentOptions": {"model": "m"}}), "AgentModel", "spec.agentOptions.model")]
-#[case::restart(json!({"interruptionPolicy": "Restart"}), "InterruptionRestart", "spec.interruptionPolicy")]
+#[case::r2_resume(json!({"interruptionPolicy": "Resume"}), "InterruptionResume", "spec.interruptionPolicy")]
+#[case::r2_restart(json!({"interruptionPolicy": "Restart"}), "InterruptionRestart", "spec.interruptionPolicy")]
 #[case::image(json!({"prompt": {"text": null, "content": [{"image": {"data": "x", "mimeType": "image/png"}}]}}), "ImagePrompt", "image")]
 fn c5_c6_c7_a_capability_that_is_missing_is_refused_by_name(
     #[case] spec: Value,

@@ -582,9 +582,14 @@ proptest! {
 }
 
 /// Drives a world by words: `+q`, `+s`, `+i` and `+I` append a Queue, Steer, bare or speaking Interrupt; `r` reconciles;
-/// `w` lets run and worker go on up to a prompt; `e` ends the turn; `x` kills the worker; `d` drains.
+/// `b` lets the run go on; `w` lets run and worker go on up to a prompt; `e` ends the turn; `x` kills the worker; `d` drains.
 fn play(script: &str) -> World {
     let mut world = World::new();
+    play_on(&mut world, script);
+    world
+}
+
+fn play_on(world: &mut World, script: &str) {
     for word in script.split_whitespace() {
         match word {
             "+q" => world.step(&Step::Append(Delivery::Queue, true)),
@@ -592,6 +597,7 @@ fn play(script: &str) -> World {
             "+i" => world.step(&Step::Append(Delivery::Interrupt, false)),
             "+I" => world.step(&Step::Append(Delivery::Interrupt, true)),
             "r" => world.step(&Step::Reconcile { acts: true }),
+            "b" => world.step(&Step::RunGoesOn),
             "w" => {
                 for step in [Step::RunGoesOn, Step::WorkerHears, Step::WorkerClaims, Step::WorkerPrompts] {
                     world.step(&step);
@@ -604,7 +610,6 @@ fn play(script: &str) -> World {
             other => panic!("{other}"),
         }
     }
-    world
 }
 
 fn words(world: &World) -> String {
@@ -793,6 +798,45 @@ fn r16_more_than_an_activation_holds_waits_and_an_interruption_does_not() {
     world.drain();
     assert_eq!(world.prompted.len(), 42, "each once");
     world.check();
+}
+
+#[test]
+fn r16_what_is_parked_is_woken_once_each_on_the_same_resident_activation() {
+    let mut world = World::new();
+    world.child.spec.activation.residency_seconds = 100_000;
+    play_on(&mut world, "+q r r w r +q +q r w +i r w e d");
+    assert_eq!((words(&world).as_str(), world.runs.len()), ("Started Parked Parked Applied", 1));
+    play_on(&mut world, "+q d");
+    assert_eq!((words(&world).as_str(), world.runs.len()), ("Started Claimed Claimed Applied Claimed", 1));
+    assert_eq!(world.prompted, ["m1", "m2", "m3", "m5"]);
+}
+
+/// c46: every code, by what leads to it.
+#[test]
+fn c46_a_rejected_message_says_why() {
+    assert_eq!(words(&play("+q d +s d")), "Started Rejected/NotDelivered");
+    assert_eq!(words(&play("+q r r w r +s r w x d")), "Started Rejected/Unconfirmed");
+    assert_eq!(words(&play("+q r r b x d")), "Rejected/ActivationFailed");
+    let rejected = |change: &dyn Fn(&mut Subagent)| {
+        let mut child = child();
+        child.spec.messages = vec![entry("m1", Delivery::Queue, Some("t"))];
+        change(&mut child);
+        let new = advance(&alone(&child, &HashMap::new()), at(0));
+        assert_eq!((new.messages[0].outcome, new.epochs), (Outcome::Rejected, 0));
+        new.messages[0].code
+    };
+    let lost = |child: &mut Subagent| {
+        child.status.get_or_insert_default().phase = Some(SubagentPhase::NotResumable);
+    };
+    assert_eq!(rejected(&lost), Some(Code::NotResumable));
+    let large = |child: &mut Subagent| child.spec.messages[0].text = Some("x".repeat(bounds::MESSAGE_CONTENT + 1));
+    assert_eq!(rejected(&large), Some(Code::TooLarge));
+    let empty = |child: &mut Subagent| {
+        let known = MessageStatus { id: "m1".into(), sequence: 1, ..MessageStatus::default() };
+        child.status.get_or_insert_default().messages = vec![known];
+        child.spec.messages.clear();
+    };
+    assert_eq!(rejected(&empty), Some(Code::InvalidContent));
 }
 
 #[test]

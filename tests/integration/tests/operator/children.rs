@@ -14,6 +14,7 @@ use kube::{
     ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 use subagent_crds::{
@@ -28,11 +29,13 @@ use tempfile::TempDir;
 
 /// A world with a session store and an agent that keeps its sessions in files.
 pub struct Children {
+    /// The surroundings.
     pub world: World,
     folder: TempDir,
 }
 
 impl Children {
+    /// The surroundings with an operator that leads, a node, and provider `provider`.
     pub async fn new(hint: &str) -> (Self, Replica) {
         let children = Self { world: World::new(hint).await, folder: tempfile::tempdir().expect("a folder") };
         fs::create_dir_all(children.store()).expect("a folder");
@@ -62,12 +65,18 @@ impl Children {
     }
 
     async fn provider(&self, name: &str) -> SubagentProvider {
+        self.provider_with(name, &[]).await
+    }
+
+    /// The same with more in the environment of its agents.
+    async fn provider_with(&self, name: &str, env: &[(&str, &str)]) -> SubagentProvider {
         let state = self.state(name);
         fs::create_dir_all(&state).expect("a folder");
         let state = state.to_str().expect("a path").to_owned();
-        let mut provider = self.world.make_provider(name, &[("SCRIPTED_AGENT_STATE", &state)]);
+        let env = [&[("SCRIPTED_AGENT_STATE", state.as_str())], env].concat();
+        let mut provider = self.world.make_provider(name, &env);
         provider.spec.probe = Probe::OnChange;
-        provider.spec.session_state = Some(SessionState { paths: vec![state], max_bytes: 1 << 20 });
+        provider.spec.session_state = Some(SessionState { paths: vec![state], max_bytes: 16 << 20 });
         self.world.namespace.create(&provider).await
     }
 
@@ -78,6 +87,7 @@ impl Children {
         }
     }
 
+    /// Creates a child of provider `provider` with more in its spec.
     pub async fn create(&self, name: &str, extra: Value) -> Subagent {
         let mut child = json!({
             "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent", "metadata": {"name": name},
@@ -90,7 +100,7 @@ impl Children {
     }
 
     /// A child whose first message is m1.
-    async fn told(&self, name: &str, text: &str) -> Subagent {
+    pub async fn told(&self, name: &str, text: &str) -> Subagent {
         self.create(name, json!({"messages": [{"id": "m1", "text": text}]})).await
     }
 
@@ -194,16 +204,19 @@ impl Children {
             .await;
     }
 
+    /// Ends the test.
     pub async fn finish(self, operator: Replica) {
         operator.stop().await;
         self.world.finish().await;
     }
 }
 
+/// A message that queues.
 pub fn queue(id: &str, text: &str) -> Value {
     json!({"id": id, "text": text})
 }
 
+/// What became of a message.
 pub fn message<'a>(status: &'a SubagentStatus, id: &str) -> &'a MessageStatus {
     status.messages.iter().find(|message| message.id == id).unwrap_or_else(|| panic!("{id}: {:?}", status.messages))
 }
@@ -346,6 +359,65 @@ async fn c39_r11_messages_that_meet_the_end_of_an_activation_are_each_delivered_
         prompts += children.world.prompts(&subagent_operator::subagent::inbox::run_name(&child, epoch.await));
     }
     assert_eq!(prompts, 7, "each prompt once");
+    children.finish(operator).await;
+}
+
+/// R11, c36, c39: as long as nobody knows that the pod of a closed activation has ended, nothing new begins. What comes then
+/// waits, and starts the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r11_c36_messages_between_the_closing_and_the_pods_end_start_the_next_activation() {
+    let (children, operator) = Children::new("between").await;
+    let knows = |provider: &SubagentProvider| {
+        provider.status.iter().flat_map(|status| &status.capabilities).any(|capability| capability == "Continuation")
+    };
+    children.world.namespace.until::<SubagentProvider>("provider", "continues sessions", LIMIT, knows).await;
+    children.world.node.report_ends(false);
+    children.told("child", "one").await;
+    let closing = |status: &SubagentStatus| {
+        status.activation.as_ref().is_some_and(|activation| activation.state == ActivationState::Closing)
+    };
+    let run = children.until("child", "Closing", closing).await.activation.expect("an activation").run_name;
+    children.world.until(&run, "over", |status| status.phase == Some(Phase::Completed)).await;
+    children.append("child", &[queue("b", "two"), queue("a", "three")]).await;
+    let waiting =
+        |status: &SubagentStatus| status.messages.iter().filter(|one| one.outcome == Outcome::Accepted).count() == 2;
+    let status = children.until("child", "both wait", waiting).await;
+    assert_eq!((status.epochs, children.world.pods().await.len()), (1, 1));
+    children.world.node.report_ends(true);
+    let status = children.settled("child").await;
+    assert_eq!(outcomes(&status), [("m1", Outcome::Started), ("b", Outcome::Started), ("a", Outcome::Claimed)]);
+    let turns: Vec<_> = status.turns.iter().map(|turn| (turn.epoch, turn.message_id.as_str())).collect();
+    assert_eq!(turns, [(1, "m1"), (2, "b"), (2, "a")]);
+    children.finish(operator).await;
+}
+
+/// R5, R4: the pod of an activation is lost before its first turn while five more messages come. The next attempt gives each its
+/// turn, once and in order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r5_r4_messages_during_a_change_of_pods_have_one_turn_each_in_order() {
+    let (children, operator) = Children::new("swap").await;
+    // Long enough to be hit before its first turn.
+    children.provider_with("slow", &[("SCRIPTED_AGENT_NEW", "delay:2000")]).await;
+    let spec = json!({"providerRef": {"name": "slow"}, "messages": [{"id": "m1", "text": "text m1"}]});
+    children.create("child", spec).await;
+    let run = children.until("child", "has an activation", |status| status.activation.is_some()).await;
+    let run = run.activation.expect("an activation").run_name;
+    children.world.event(&run, "start", "").await;
+    let ids: Vec<String> = (2..7).map(|number| format!("m{number}")).collect();
+    let first: SubagentRun = children.world.namespace.api().get(&run).await.expect("a run");
+    let worker = children.world.node.worker(&pod_name(&first, 1)).await;
+    children.append("child", &[queue(&ids[0], "text m2"), queue(&ids[1], "text m3")]).await;
+    worker.signal(Signal::SIGKILL);
+    let rest: Vec<Value> = ids[2..].iter().map(|id| queue(id, &format!("text {id}"))).collect();
+    children.append("child", &rest).await;
+    let status = children.settled("child").await;
+    assert_eq!(status.epochs, 1);
+    assert!(status.messages.iter().all(|one| matches!(one.outcome, Outcome::Started | Outcome::Claimed)), "{status:?}");
+    let turns: Vec<_> = status.turns.iter().map(|turn| turn.message_id.as_str()).collect();
+    assert_eq!(turns, ["m1", "m2", "m3", "m4", "m5", "m6"]);
+    let run = children.run("child", 1).await;
+    assert_eq!(run.status.as_ref().and_then(|status| status.attempt), Some(2));
+    assert_eq!(children.world.prompts(&run.name_any()), 6, "each once");
     children.finish(operator).await;
 }
 

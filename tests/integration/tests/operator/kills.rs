@@ -37,6 +37,7 @@ type Expected = (Phase, &'static str, i32, usize, bool);
 
 const UNDISTURBED: Expected = (Phase::Completed, "Completed", 1, 1, false);
 
+/// R1, and R2 with the policy Fail: the run that lost its worker in a turn ends, and says that it was interrupted.
 #[rstest]
 #[case::worker(Victim::Worker, Point::BeforeThePrompt, (Phase::Completed, "Completed", 2, 1, false))]
 #[case::worker(Victim::Worker, Point::AfterThePrompt, (Phase::Failed, "WorkerLost", 1, 1, true))]

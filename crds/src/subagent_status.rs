@@ -147,6 +147,18 @@ pub enum SubagentPhase {
 }
 
 impl SubagentPhase {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::Active,
+        Self::Waiting,
+        Self::Parked,
+        Self::Settled,
+        Self::Rejected,
+        Self::NotResumable,
+        Self::Terminating,
+    ];
+
     /// The API's word.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -2,6 +2,7 @@
 //!
 //! Label values come from closed sets of this program, never from a tenant: the number of series is bounded.
 
+use kube::runtime::reflector::Store;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{
@@ -12,11 +13,20 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+use subagent_crds::{
+    Reason, Subagent, SubagentPhase,
+    message::{Code, Delivery, Outcome},
+};
 
 /// Labels of a reconcile.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReconcileLabels {
-    /// `run` or `provider`.
+    /// `run`, `subagent` or `provider`.
     pub controller: &'static str,
     /// `ok`, or the retry class of the error.
     pub outcome: &'static str,
@@ -25,7 +35,7 @@ pub struct ReconcileLabels {
 /// Labels of a write to the API server.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct WriteLabels {
-    /// `run`, `provider` or `gateway`.
+    /// `run`, `subagent`, `provider` or `gateway`.
     pub controller: &'static str,
     /// What was written: `status`, `pod`, `configmap`, ...
     pub kind: &'static str,
@@ -34,7 +44,7 @@ pub struct WriteLabels {
 /// Labels of a controller.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ControllerLabels {
-    /// `run` or `provider`.
+    /// `run`, `subagent` or `provider`.
     pub controller: &'static str,
 }
 
@@ -61,10 +71,79 @@ pub struct UndecodableLabels {
     pub kind: String,
 }
 
+/// Labels of a message that has its final outcome.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct MessageLabels {
+    /// How it asked to be delivered; empty when its entry was gone.
+    pub delivery: &'static str,
+    /// Its outcome.
+    pub outcome: &'static str,
+    /// Why it was rejected; empty when it was not.
+    pub code: &'static str,
+}
+
+/// Labels of an activation that is over.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ActivationLabels {
+    /// Reason of the failure taxonomy, `Completed` included.
+    pub reason: &'static str,
+}
+
+/// Labels of children.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct PhaseLabels {
+    /// Their phase.
+    pub phase: &'static str,
+}
+
+/// Labels of messages that wait.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WaitingLabels {
+    /// `queued`: for their turn; `parked`: for the next waking message.
+    pub state: &'static str,
+}
+
+/// The children that the leader's controller knows, counted when somebody asks.
+#[derive(Default)]
+struct Children {
+    known: Mutex<Option<Store<Subagent>>>,
+    by_phase: Family<PhaseLabels, Gauge>,
+    waiting: Family<WaitingLabels, Gauge>,
+}
+
+impl fmt::Debug for Children {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Children").finish_non_exhaustive()
+    }
+}
+
+impl Children {
+    fn count(&self) {
+        let Some(known) = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone() else { return };
+        let mut phases: HashMap<&str, i64> = HashMap::new();
+        let (mut queued, mut parked) = (0, 0);
+        for child in known.state() {
+            let status = child.status.as_ref();
+            let phase = status.and_then(|status| status.phase).unwrap_or_default();
+            *phases.entry(phase.as_str()).or_default() += 1;
+            queued += status.map_or(0, |status| i64::from(status.queued_count));
+            parked += status.map_or(0, |status| i64::from(status.parked_count));
+        }
+        for phase in SubagentPhase::ALL {
+            let phase = phase.as_str();
+            self.by_phase.get_or_create(&PhaseLabels { phase }).set(phases.remove(phase).unwrap_or_default());
+        }
+        for (state, count) in [("queued", queued), ("parked", parked)] {
+            self.waiting.get_or_create(&WaitingLabels { state }).set(count);
+        }
+    }
+}
+
 /// Every metric of one operator process.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    children: Children,
     /// Open link connections that said a valid hello.
     pub link_connections: Gauge,
     /// Reports written to a status. A repeat that is acknowledged without a write is not counted.
@@ -92,6 +171,18 @@ pub struct Metrics {
     pub run_settle_seconds: Histogram,
     /// Seconds from a run's creation until its session existed.
     pub run_start_seconds: Histogram,
+    /// Messages whose final outcome was stored; a repeat of an id is none (pitfall T8).
+    pub messages: Family<MessageLabels, Counter>,
+    /// Activations whose number was claimed in a stored status.
+    pub activations_begun: Counter,
+    /// Activations whose end was stored in their child's status.
+    pub activations_ended: Family<ActivationLabels, Counter>,
+    /// Checkpoints that a stored report names for the first time.
+    pub checkpoints_stored: Counter,
+    /// Bytes of those.
+    pub checkpoint_bytes: Counter,
+    /// Seconds from the arrival of a checkpoint's first byte until the session store held it.
+    pub checkpoint_store_seconds: Histogram,
 }
 
 impl Default for Metrics {
@@ -110,6 +201,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::default(),
+            children: Children::default(),
             link_connections: Gauge::default(),
             reports_stored: Counter::default(),
             report_store_seconds: seconds(),
@@ -123,6 +215,12 @@ impl Metrics {
             runs_finished: Family::default(),
             run_settle_seconds: seconds(),
             run_start_seconds: seconds(),
+            messages: Family::default(),
+            activations_begun: Counter::default(),
+            activations_ended: Family::default(),
+            checkpoints_stored: Counter::default(),
+            checkpoint_bytes: Counter::default(),
+            checkpoint_store_seconds: seconds(),
         };
         let mut registry = Registry::with_prefix("subagents");
         registry.register("link_connections", "Workers connected to this replica", metrics.link_connections.clone());
@@ -158,8 +256,33 @@ impl Metrics {
             "Time from a run's creation until its session existed",
             metrics.run_start_seconds.clone(),
         );
+        metrics.register_children(&mut registry);
         metrics.registry = registry;
         metrics
+    }
+
+    fn register_children(&self, registry: &mut Registry) {
+        registry.register("children", "Children by phase; on the leader", self.children.by_phase.clone());
+        registry.register(
+            "messages_waiting",
+            "Messages that wait for a turn or are parked; on the leader",
+            self.children.waiting.clone(),
+        );
+        registry.register("messages", "Messages that have their final outcome", self.messages.clone());
+        registry.register("activations_begun", "Activations that were claimed", self.activations_begun.clone());
+        registry.register("activations_ended", "Activations that are over", self.activations_ended.clone());
+        registry.register("checkpoints_stored", "Checkpoints stored", self.checkpoints_stored.clone());
+        registry.register("checkpoint_bytes", "Bytes of the checkpoints stored", self.checkpoint_bytes.clone());
+        registry.register(
+            "checkpoint_store_seconds",
+            "Time from a checkpoint's first byte until the session store held it",
+            self.checkpoint_store_seconds.clone(),
+        );
+    }
+
+    /// Counts these children from now on, whenever the metrics are read.
+    pub fn watch_children(&self, children: Store<Subagent>) {
+        *self.children.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(children);
     }
 
     /// The metrics as text, in the OpenMetrics format.
@@ -167,6 +290,7 @@ impl Metrics {
     /// # Errors
     /// Never in practice: writing to a string does not fail.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        self.children.count();
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
         Ok(out)
@@ -192,6 +316,18 @@ impl Metrics {
     pub fn finished(&self, phase: subagent_crds::Phase, reason: subagent_crds::Reason) {
         self.runs_finished.get_or_create(&FinishedLabels { phase: phase.as_str(), reason: reason.as_str() }).inc();
     }
+
+    /// Counts a message whose final outcome was stored.
+    pub fn message(&self, delivery: Option<Delivery>, outcome: Outcome, code: Option<Code>) {
+        let delivery = delivery.map(Delivery::as_str).unwrap_or_default();
+        let code = code.map(Code::as_str).unwrap_or_default();
+        self.messages.get_or_create(&MessageLabels { delivery, outcome: outcome.as_str(), code }).inc();
+    }
+
+    /// Counts an activation whose end was stored.
+    pub fn activation_ended(&self, reason: Reason) {
+        self.activations_ended.get_or_create(&ActivationLabels { reason: reason.as_str() }).inc();
+    }
 }
 
 #[cfg(test)]
@@ -213,5 +349,52 @@ mod tests {
         ] {
             assert!(text.lines().any(|got| got == line), "{line} is not in\n{text}");
         }
+    }
+
+    fn child(name: &str, status: serde_json::Value) -> Subagent {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent", "metadata": {"name": name, "namespace": "n"},
+            "spec": {"providerRef": {"name": "p"}, "description": "d", "messages": []}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn children_are_counted_by_phase_when_somebody_asks() {
+        use kube::runtime::{reflector::store, watcher::Event};
+        use serde_json::json;
+        let (metrics, (reader, mut writer)) = (Metrics::new(), store::<Subagent>());
+        assert!(!metrics.encode().unwrap().contains("subagents_children{"), "nobody knows them");
+        metrics.watch_children(reader);
+        let mut count = |name: &str, status| {
+            writer.apply_watcher_event(&Event::Apply(child(name, status)));
+            metrics.encode().unwrap()
+        };
+        count("a", json!({"phase": "Active", "queuedCount": 3, "parkedCount": 1}));
+        count("b", json!({"phase": "Active", "queuedCount": 2}));
+        let text = count("c", json!({}));
+        for line in [
+            r#"subagents_children{phase="Active"} 2"#,
+            r#"subagents_children{phase="Pending"} 1"#,
+            r#"subagents_children{phase="Settled"} 0"#,
+            r#"subagents_messages_waiting{state="queued"} 5"#,
+            r#"subagents_messages_waiting{state="parked"} 1"#,
+        ] {
+            assert!(text.lines().any(|got| got == line), "{line} is not in\n{text}");
+        }
+        let text = count("a", json!({"phase": "Settled"}));
+        assert!(text.contains(r#"subagents_children{phase="Active"} 1"#), "{text}");
+    }
+
+    /// What has no sample yet is in no answer, so the names are read off the registry itself.
+    #[test]
+    fn every_metric_is_in_the_document() {
+        let document = include_str!("../../docs/metrics.md");
+        let registered = format!("{:?}", Metrics::new().registry);
+        let names = registered.split("name: \"").skip(1).filter_map(|rest| rest.split('"').next());
+        let names: Vec<_> = names.map(|name| format!("`subagents_{name}`")).collect();
+        assert!(names.iter().any(|name| name == "`subagents_messages`") && names.len() >= 20, "{names:?}");
+        let missing: Vec<_> = names.iter().filter(|name| !document.contains(*name)).collect();
+        assert!(missing.is_empty(), "docs/metrics.md lacks {missing:?}");
     }
 }

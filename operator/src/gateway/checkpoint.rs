@@ -155,6 +155,7 @@ async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result
     let storing = tokio::spawn(async move {
         let Announced { place, store, key, size } = announced;
         let transfer = gateway.uploads.begin(&place.claim.run_uid);
+        let began = Instant::now();
         let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
         let stored = store.put(&key, size, arriving(body, size, transfer.replaced.clone())).await;
         if let Err(PutError::Store(error)) = &stored {
@@ -162,6 +163,7 @@ async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result
             gateway.warn(&place, "CheckpointNotStored", error.told());
         }
         stored.map_err(unstored)?;
+        gateway.metrics.checkpoint_store_seconds.observe(began.elapsed().as_secs_f64());
         tracing::debug!(namespace = place.namespace, run = place.run_name, %key, size, "checkpoint stored");
         Ok(key.to_string())
     });

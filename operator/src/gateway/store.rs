@@ -26,7 +26,7 @@ use kube::{
 use serde_json::{Value, json};
 use subagent_crds::{
     SubagentRun, bounds, conditions, names,
-    report::{OtherContent, Report, RunResult, Transcript, TranscriptSource},
+    report::{Checkpoint, OtherContent, Report, RunResult, Transcript, TranscriptSource},
 };
 use subagent_link::RefusalReason;
 
@@ -42,6 +42,10 @@ impl Stored {
     pub fn of(run: &SubagentRun) -> Self {
         let Some(status) = &run.status else { return Self::default() };
         Self { report: status.report.clone(), result: status.result.clone(), transcript: status.transcript.clone() }
+    }
+
+    fn has_checkpoint(&self, checkpoint: &Checkpoint) -> bool {
+        self.report.as_ref().and_then(|report| report.checkpoint.as_ref()) == Some(checkpoint)
     }
 
     /// Highest stored sequence number of an attempt, 0 without one.
@@ -144,6 +148,7 @@ impl Gateway {
             }
         };
         let seq = pending.report.seq;
+        let checkpoint = pending.report.checkpoint.clone().filter(|new| !stored.has_checkpoint(new));
         let fields = stored.with(pending.report, result, transcript);
         let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
         // Force, because a field may be shared: a controller archives the log of a worker that could not.
@@ -155,6 +160,10 @@ impl Gateway {
                 self.metrics.wrote("gateway", "status");
                 self.metrics.reports_stored.inc();
                 self.metrics.report_store_seconds.observe(pending.arrived.elapsed().as_secs_f64());
+                if let Some(checkpoint) = checkpoint {
+                    self.metrics.checkpoints_stored.inc();
+                    self.metrics.checkpoint_bytes.inc_by(u64::try_from(checkpoint.size).unwrap_or(0));
+                }
                 tracing::debug!(namespace = place.namespace, run = place.run_name, seq, "report stored");
                 Ok(Stored::of(&run))
             }

@@ -2,7 +2,7 @@
 
 use super::{
     apply::{self, Applied, Error},
-    dereference, events, orphans, plan,
+    counting, dereference, events, orphans, plan,
 };
 use crate::{
     api::WriteError,
@@ -49,6 +49,7 @@ const SETTLEMENT_TOLD: Duration = Duration::from_secs(2);
 pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let any = watcher::Config::default;
     let (reader, children) = watching::cached::<Subagent>(&context, &scope, any(), slim, facts, |_| {});
+    context.metrics.watch_children(reader.clone());
     let runs = watching::changes::<SubagentRun>(&context, &scope, any(), run_facts);
     let providers = watching::changes::<SubagentProvider>(&context, &scope, any(), provider_facts);
     let relatives = watching::changes::<Subagent>(&context, &scope, any(), relative_facts);
@@ -215,10 +216,12 @@ async fn steps(child: &Subagent, context: &Context) -> Result<Action, Error> {
             Applied::Done(None) => return Ok(Action::await_change()),
             Applied::Done(Some(after)) => return Ok(Action::requeue(after)),
             Applied::Child(written) => {
+                counting::count(&context.metrics, &world, &written);
                 announce(context, world.child.status.as_ref(), &written).await;
                 (*written, told)
             }
             Applied::Rests(written, after) => {
+                counting::count(&context.metrics, &world, &written);
                 announce(context, world.child.status.as_ref(), &written).await;
                 return Ok(Action::requeue(after));
             }

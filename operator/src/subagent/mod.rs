@@ -6,6 +6,7 @@
 
 pub mod apply;
 pub mod controller;
+pub mod counting;
 pub mod dereference;
 pub mod events;
 pub mod inbox;

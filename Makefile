@@ -63,7 +63,7 @@ coverage-of-rules: ## List the rules in docs that no test names; fail on one tha
 	@source hack/env.sh; cargo run --quiet --locked -p xtask -- coverage-of-rules
 
 ##@ Check it
-.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e test-agents check-agents sabotage bench chaos
+.PHONY: lint test test-unit test-tools test-cluster test-integration test-e2e test-agents check-agents sabotage bench scale chaos
 lint: tools ## Formatting, warnings, documentation, chart, generated files, named rules
 	@hack/lint.sh
 
@@ -95,8 +95,11 @@ check-agents: ## Published agents over ACP, without a cluster: make check-agents
 sabotage: ## That wrong code turns tests red: make sabotage [PATCH="name ..."] (all take a while)
 	@hack/sabotage.sh $(PATCH)
 
-chaos: ## Random kills on the local cluster: make chaos [SEED=1] [KILLS=200]
-	@SEED=$(SEED) KILLS=$(or $(KILLS),200) tests/e2e/run --test kills -- --nocapture
+chaos: ## Random kills on the local cluster, under runs and then under messages: make chaos [SEED=1] [KILLS=200]
+	@SEED=$(SEED) KILLS=$(or $(KILLS),$(RUNS),200) tests/e2e/run --test kills -- --nocapture
+
+scale: ## A long life of one child, against a real API server: make scale [MESSAGES=10000] (10000 take about half an hour)
+	@MESSAGES=$(or $(MESSAGES),10000) tests/integration/run --locked --test operator t5_r12_a_long_life -- --nocapture
 
 bench: ## What a run costs beside a bare Job and a bare Pod: a table for docs/benchmarks.md (some minutes, a quiet machine)
 	@tests/bench/run

@@ -62,6 +62,15 @@ impl Request {
             && !self.text("/requestURI").contains("dryRun=")
     }
 
+    /// What was done to which kind, for a count.
+    pub fn what(&self) -> String {
+        let (verb, resource) = (self.text("/verb"), self.text("/objectRef/resource"));
+        match self.text("/objectRef/subresource") {
+            "" => format!("{verb} {resource}"),
+            sub => format!("{verb} {resource}/{sub}"),
+        }
+    }
+
     /// Name of the object.
     pub fn object(&self) -> &str {
         self.text("/objectRef/name")

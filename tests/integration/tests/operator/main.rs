@@ -27,6 +27,7 @@ mod refusals;
 mod restarts;
 mod results;
 mod revisions;
+mod scale;
 mod sessions;
 mod starting;
 mod tree;

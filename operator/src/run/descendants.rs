@@ -140,6 +140,16 @@ impl Family {
         self.found.iter().flatten().filter(|one| one.is_live()).collect()
     }
 
+    /// Those that a run has to wait for before it is let go: a child goes first, also one at rest, whose session is removed.
+    fn waited_for(&self, is_deleting: bool) -> Vec<&Descendant> {
+        self.found.iter().flatten().filter(|one| one.is_live() || is_deleting && one.is_child()).collect()
+    }
+
+    /// Whether another look would show the same: nobody is admitted any more, and nobody is waited for.
+    pub fn is_done(&self, is_deleting: bool) -> bool {
+        self.found.is_some() && self.waited_for(is_deleting).is_empty()
+    }
+
     fn failures(&self) -> &[String] {
         self.told.as_deref().unwrap_or_default()
     }
@@ -190,14 +200,15 @@ pub fn first(world: &World, old: &SubagentRunStatus, alone: Step, now: Timestamp
         }
     }
     let live = world.family.live();
+    let held_by = world.family.waited_for(deleting_since(run).is_some());
     let failures = world.family.failures();
     let at_most = |wait: Option<Duration>, most| Step::Wait(Some(wait.map_or(most, |wait| wait.min(most))));
     match alone {
         // Its deletion would delete a child at rest.
         Step::DeleteRun if !live.is_empty() || found.iter().any(Descendant::is_child) => Step::Wait(Some(TTL_LOOK)),
-        Step::ReleaseRun if !live.is_empty() => {
+        Step::ReleaseRun if !held_by.is_empty() => {
             let wait = at_most(None, if failures.is_empty() { LOOK_AGAIN } else { TELL_AGAIN });
-            let said = status::outlived(old, &names(&live, failures));
+            let said = status::outlived(old, &names(&held_by, failures));
             if said == *old { wait } else { Step::Status(Box::new(said)) }
         }
         Step::Status(new) if stops && ends && !live.is_empty() => {
@@ -225,7 +236,7 @@ pub(crate) fn names(live: &[&Descendant], failures: &[String]) -> String {
             format!("{} (does not decode and is being deleted; see its Events: {how})", one.name)
         }
         Some(how) => format!("{} (does not decode, so its end cannot be stored; delete it: {how})", one.name),
-        None if one.is_over() => format!("{} (not proven stopped)", one.name),
+        None if one.is_over() && !one.stopped => format!("{} (not proven stopped)", one.name),
         None => one.name.clone(),
     };
     let mut words: Vec<String> = live.iter().take(NAMED).map(name).collect();

@@ -21,4 +21,4 @@ pub mod validate;
 pub mod workspace;
 
 #[cfg(test)]
-mod plan_tests;
+pub(crate) mod plan_tests;

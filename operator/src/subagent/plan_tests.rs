@@ -24,7 +24,7 @@ use subagent_crds::{
     subagent_status::{ActivationState, ChildWorkspace},
 };
 
-pub(super) fn child(extra: Value) -> Subagent {
+pub(crate) fn child(extra: Value) -> Subagent {
     let base = json!({
         "apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent",
         "metadata": {"name": "c", "namespace": "n", "uid": "child-uid", "generation": 1, "creationTimestamp": CREATED,

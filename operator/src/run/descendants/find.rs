@@ -1,6 +1,6 @@
 //! Finds the runs and children below a run or child, live.
 
-use super::{Descendant, Family, are_to_stop};
+use super::{Descendant, Family, are_to_stop, deleting_since};
 use crate::{
     api::{self, ReadError},
     context::Context,
@@ -16,7 +16,7 @@ const PAGE: u32 = 50;
 
 impl Family {
     /// Looks at the descendants where they matter: when they are to stop, or when the time to live of the run is over.
-    /// Without a live one the answer stays true, for nobody is admitted any more; else it is looked again.
+    /// Without one to wait for the answer stays true, for nobody is admitted any more; else it is looked again.
     ///
     /// # Errors
     /// When the list fails.
@@ -24,7 +24,7 @@ impl Family {
         if !are_to_stop(run) && !after_end::is_outlived(run, now) {
             return Ok(());
         }
-        if self.found.as_ref().is_some_and(|found| found.iter().all(|one| !one.is_live())) {
+        if self.is_done(deleting_since(run).is_some()) {
             return Ok(());
         }
         self.found = Some(below_run(context, run).await?);

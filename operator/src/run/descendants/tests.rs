@@ -216,6 +216,32 @@ fn c51_a_finished_parent_that_is_deleted_waits_for_live_descendants() {
     assert_eq!(next(&world, at(7)), Step::ReleaseRun);
 }
 
+/// c47, c51: children first: one at rest is told to go and waited for, too, and its absence is seen by another look.
+#[test]
+fn c47_c51_a_deleted_run_is_let_go_after_the_children_at_rest_below_it() {
+    let deleted = merged(completed(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:05Z"}}));
+    let mut world = world(run(deleted), None);
+    let child = |extra: Value| {
+        let base = json!({"metadata": {"name": "keeper", "uid": "keeper-uid"}, "status": {"phase": "Settled", "epochs": 1,
+            "activation": null, "lineage": {"depth": 2, "rootUID": "run-uid", "ancestors": ["run-uid"]}}});
+        let child = crate::subagent::plan_tests::child(merged(base, extra));
+        Descendant::child_below("run-uid", &child).expect("a descendant")
+    };
+    with(&mut world, vec![child(json!({}))]);
+    assert_eq!(next(&world, at(6)), Step::StopDescendants);
+    assert!(!world.family.is_done(true), "it is looked at again");
+    world.family.told = Some(vec!["deleting keeper: no answer".into()]);
+    assert_eq!(settle(&mut world, at(6)), Step::Wait(Some(TELL_AGAIN)));
+    let said = world.run.status.as_ref().unwrap().message.clone().unwrap();
+    assert!(said.contains("waiting for descendants to stop: keeper; not told yet"), "{said}");
+    world.family.told = Some(vec![]);
+    with(&mut world, vec![child(json!({"metadata": {"deletionTimestamp": CREATED}}))]);
+    assert_eq!(settle(&mut world, at(7)), Step::Wait(Some(LOOK_AGAIN)));
+    with(&mut world, vec![]);
+    assert!(world.family.is_done(true));
+    assert_eq!(next(&world, at(8)), Step::ReleaseRun);
+}
+
 #[test]
 fn c51_a_cancel_of_a_finished_parent_still_reaches_its_descendants() {
     let mut world = world(run(merged(completed(), told())), None);

@@ -653,6 +653,22 @@ fn c42_what_an_interruption_parks_runs_first_and_in_order() {
     assert_eq!(speaking.prompted, ["m1", "m2", "m3", "m4"], "an interruption that speaks queues behind them");
 }
 
+/// c41: an interruption that meets a turn between its record and its prompt. The claim is stored by then, so it stands, whatever
+/// a worker says later: taken back, the message would have two final outcomes.
+#[test]
+fn c41_a_stored_claim_is_not_taken_back() {
+    let mut world = play("+q +q r r");
+    for step in [Step::RunGoesOn, Step::WorkerHears, Step::WorkerClaims, Step::Reconcile { acts: false }] {
+        world.step(&step);
+    }
+    assert_eq!(words(&world), "Started Queued");
+    let placement = world.child.status.as_ref().unwrap().messages[0].placement.unwrap();
+    world.live_worker().unwrap().1.tell(placement, "m1", "Parked", None);
+    world.step(&Step::WorkerHears);
+    world.step(&Step::Reconcile { acts: true });
+    assert_eq!(words(&world), "Started Queued");
+}
+
 /// What is told to the worker behind an interruption would be waiting when that parks the rest, and overtake it.
 #[rstest]
 #[case::bare("+i", &["m1", "m2", "m4"])]

@@ -51,7 +51,9 @@ impl Attempt {
     }
 
     /// Sends the prompt and follows the turn to its end. The permit is used up: there is no second prompt. An interruption
-    /// that comes before the response is read ends the turn as cancelled, whatever the agent then says (c27, c42).
+    /// that comes before the response is read ends the turn as cancelled, whatever the agent then says (c27, c42). One that
+    /// comes before the prompt does so, too: the turn is stored as that of its message, and a message that is claimed stays
+    /// claimed (c41). Its sender may send it again, as after any interruption.
     ///
     /// # Errors
     /// [`Halt`]: anything but the prompt's response.
@@ -62,6 +64,7 @@ impl Attempt {
         blocks: &[ContentBlock],
     ) -> Result<End, Halt> {
         if self.inbox.is_interrupting() {
+            self.say("the turn is interrupted before its prompt was sent: the agent has not seen the message");
             return Ok(End::Answered(ProtocolStop::Cancelled));
         }
         self.show_prompt(blocks);

@@ -100,6 +100,28 @@ async fn c41_every_prompt_waits_until_its_turn_is_stored() {
     assert_eq!(attempt.finish().await.prompts, 2);
 }
 
+/// c41, c42: an interruption between the record of a turn and its prompt. The agent sees nothing of the message. Its claim is
+/// stored, so it stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn c41_c42_an_interruption_before_the_prompt_sends_none_and_the_claim_stands() {
+    let attempt = start(activation()).await;
+    attempt.gateway.hold_acks();
+    attempt.gateway.say(queue(1, "one"));
+    attempt.gateway.say(queue(2, "two"));
+    told(&attempt, "m1:Claimed").await;
+    attempt.gateway.say(message(3, Delivery::Interrupt, ""));
+    // Its answer shows that the interruption was heard.
+    attempt.gateway.say(message(4, Delivery::Steer, "left"));
+    told(&attempt, "m4:Rejected/NotDelivered").await;
+    attempt.gateway.release_acks();
+    let applied = told(&attempt, "m1:Claimed m2:Parked m3:Applied").await;
+    assert_eq!(turns(&applied), [("m1", "Aborted", "")]);
+    attempt.gateway.say(GatewayMessage::Close);
+    let ended = attempt.finish().await;
+    assert_eq!(ended.prompts, 0, "{}", ended.transcript);
+    assert!(ended.transcript.contains("the agent has not seen the message"), "{}", ended.transcript);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn c38_a_steer_goes_into_the_running_turn_and_never_becomes_one() {
     let attempt = start(activation()).await;

@@ -107,6 +107,9 @@ fn run_facts(run: &SubagentRun) -> Option<u64> {
     (phase.is_some_and(Phase::is_terminal), is_stopped).hash(&mut hasher);
     status.is_some_and(|status| status.lineage.is_some()).hash(&mut hasher);
     if run.spec.activation.is_some() {
+        // What keeps it from being proven stopped is shown.
+        let stopped = status.and_then(|status| conditions::get(&status.conditions, conditions::STOPPED));
+        stopped.map(|stopped| &stopped.reason).hash(&mut hasher);
         (run.spec.cancel, run.metadata.deletion_timestamp.is_some()).hash(&mut hasher);
         run.finalizers().iter().any(|name| name == names::FOLD_FINALIZER).hash(&mut hasher);
         let report = status.and_then(|status| status.report.as_ref());

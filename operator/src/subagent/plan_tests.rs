@@ -605,6 +605,32 @@ mod deletion {
         assert_eq!(status(&world).phase, Some(SubagentPhase::Terminating));
     }
 
+    /// c50: what keeps a run from being proven stopped is what its child waits for, and said there with what to do.
+    #[rstest]
+    #[case::stays(false)]
+    #[case::is_deleted(true)]
+    fn c50_the_child_names_the_pod_that_is_not_proven_stopped(#[case] deleted: bool) {
+        let mut world = started();
+        report(&mut world, json!({}));
+        settle(&mut world, 3);
+        if deleted {
+            deleting(&mut world);
+        }
+        run_of(&mut world).spec.cancel = true;
+        run_of(&mut world).spec.activation.as_mut().unwrap().inbox = Inbox::Closed;
+        over(&mut world, "Cancelled", "CleanupFailed");
+        let stopped = &mut run_of(&mut world).status.as_mut().unwrap().conditions[0];
+        (stopped.status, stopped.reason) = ("False".into(), "CleanupFailed".into());
+        stopped.message = "pod c-1-pod could not be proven stopped: release it".into();
+        settle(&mut world, 5);
+        let waits = status(&world);
+        assert_eq!((waits.reason.as_deref(), waits.activation.is_some()), (Some("CleanupFailed"), true));
+        assert!(waits.message.as_ref().unwrap().contains("pod c-1-pod could not be proven stopped: release it"));
+        over(&mut world, "Cancelled", "CleanupFailed");
+        settle(&mut world, 6);
+        assert_eq!(status(&world).activation, None);
+    }
+
     #[test]
     fn c47_a_claimed_number_without_a_run_holds_nothing_up() {
         let mut world = world(child(json!({})));

@@ -7,7 +7,8 @@ use super::{
     pruning, validate,
 };
 use crate::run::{
-    descendants,
+    descendants::{self, Descendant},
+    status::CLEANUP_FAILED,
     validate::{Acceptance, Refusal},
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
@@ -261,6 +262,8 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
         let number = activation.epoch;
         if let Some(pod) = world.run.blocker() {
             say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&activation, &pod.name));
+        } else if let Some(message) = run.filter(|_| change == Change::None).and_then(stop_problem) {
+            say(new, Some(Reason::CleanupFailed.as_str()), &format!("activation {number} is not over: {message}"));
         } else if new.phase == Some(SubagentPhase::Terminating) {
             say(new, None, &format!("activation {number} is being stopped"));
         } else if let Some((reason, message)) = problem {
@@ -297,6 +300,13 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
         }
         (_, None) => say(new, None, "nothing runs and nothing waits; the next message wakes the child"),
     }
+}
+
+/// What keeps a run from being proven stopped, with what to do: the child waits for that.
+fn stop_problem(run: &SubagentRun) -> Option<&str> {
+    let stopped = conditions::get(&run.status.as_ref()?.conditions, conditions::STOPPED)?;
+    let is_stuck = stopped.status == "False" && stopped.reason == CLEANUP_FAILED;
+    is_stuck.then_some(stopped.message.as_str())
 }
 
 fn removed_by_force(activation: &CurrentActivation, pod: &str) -> String {

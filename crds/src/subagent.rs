@@ -103,8 +103,8 @@ pub struct SubagentSpec {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     #[x_kube(validation = Rule::new("self.map(entry, (has(entry.text) ? entry.text.size() : 0) + (has(entry.content) ? entry.content.map(block, (has(block.text) ? block.text.size() : 0) + (has(block.resourceLink) ? block.resourceLink.uri.size() + block.resourceLink.name.size() : 0)).sum() : 0)).sum() <= 262144").message("the contents of all messages together have at most 262144 characters; wait until some are over, and remove those"))]
     pub messages: Vec<InboxMessage>,
-    /// cancelThroughEpoch cancels every activation up to this number and discards what was queued or parked by then. The child
-    /// stays, and can be spoken to again. Default 0. It only rises, at most to status.epochs.
+    /// cancelThroughEpoch cancels every activation up to this number, discards what was queued or parked by then, and cancels the
+    /// runs and children below that were there. They stay, as the child does, and can be spoken to again. Default 0. It only rises, at most to status.epochs.
     #[serde(default)]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub cancel_through_epoch: i64,

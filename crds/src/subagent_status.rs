@@ -71,6 +71,9 @@ pub struct SubagentStatus {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub cancelled_through_epoch: i64,
+    /// cancellingDescendants is true from a cancellation until all that the child had delegated by then is told to stop.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cancelling_descendants: bool,
     /// sequences is the highest sequence given to a message.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]

@@ -232,8 +232,8 @@ pub fn may_begin(
 /// Why those below something that goes are to stop.
 const DELETED: &str = "is being deleted";
 
-/// Why those below a child are to stop or not to start, if they are: it goes, or its activation is being cancelled. Once that
-/// is done it may be spoken to again, and takes children as before.
+/// Why those below a child are to stop or not to start, if they are: it goes, or its activation is being cancelled, or what it
+/// delegated is being told of that. Once that is done it may be spoken to again, and takes children as before.
 fn why_to_stop_below(child: &Subagent) -> Option<&'static str> {
     if child.metadata.deletion_timestamp.is_some() {
         return Some(DELETED);
@@ -242,7 +242,7 @@ fn why_to_stop_below(child: &Subagent) -> Option<&'static str> {
     let is_asked = child.spec.cancel_through_epoch > status.cancelled_through_epoch;
     let activation = status.activation.as_ref();
     let is_under_way = activation.is_some_and(|activation| activation.epoch <= status.cancelled_through_epoch);
-    (is_asked || is_under_way).then_some("is cancelled")
+    (is_asked || is_under_way || status.cancelling_descendants).then_some("is cancelled")
 }
 
 /// Why those below a run are to stop or not to start, if they are. A deadline does not reach them.

@@ -77,7 +77,7 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
         // Its defaults may hold the start deadline.
         world.provider = provider(context, &namespace, &world.child.spec.provider_ref.name).await?;
     }
-    if deleting || may_never_start || plan::may_rest(&world.child, &world.run) {
+    if deleting || may_never_start || status.cancelling_descendants || plan::may_rest(&world.child, &world.run) {
         let uid = world.child.uid().unwrap_or_default();
         world.children = Some(find::below(context, &namespace, &uid, status.lineage.as_ref()).await?);
     }

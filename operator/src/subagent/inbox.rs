@@ -189,6 +189,7 @@ impl<'a> Inbox<'a> {
             return;
         }
         self.new.cancelled_through_epoch = through;
+        self.new.cancelling_descendants = true;
         self.discard_waiting();
         if let Some(activation) = self.activation().filter(|activation| activation.epoch <= through) {
             activation.state = ActivationState::Closing;
@@ -244,6 +245,7 @@ impl<'a> Inbox<'a> {
         if !self.activation().is_some_and(|activation| activation.state != ActivationState::Closing) {
             return;
         }
+        self.new.cancelling_descendants = true;
         self.discard_waiting();
         if let Some(activation) = self.activation() {
             activation.state = ActivationState::Closing;

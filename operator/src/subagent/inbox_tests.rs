@@ -649,6 +649,7 @@ fn c38_c42_deliveries(#[case] script: &str, #[case] expected: &str) {
 fn c42_what_an_interruption_parks_runs_first_and_in_order() {
     let world = play("+q r r w r +q +q r w +i r w e d +q d");
     assert_eq!(world.prompted, ["m1", "m2", "m3", "m5"]);
+    assert!(!world.child.status.as_ref().unwrap().cancelling_descendants, "what the child delegated goes on");
     let speaking = play("+q r r w r +q +q r w +I r w e d");
     assert_eq!(speaking.prompted, ["m1", "m2", "m3", "m4"], "an interruption that speaks queues behind them");
 }

@@ -153,7 +153,7 @@ pub enum Step {
     Remember(Vec<String>),
     /// Remove these entries from the inbox: their ids are remembered.
     Prune(Vec<String>),
-    /// Cancel and delete what is below a child that is being deleted.
+    /// Cancel what is below a child that was cancelled or is being deleted; then also delete it.
     StopChildren,
     /// Remove the session from the store, and let the child go.
     Forget,
@@ -264,10 +264,11 @@ fn turned_away(world: &World, old: &SubagentStatus, now: Timestamp) -> Option<St
 fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     let child = &world.child;
     let deleting = &child.metadata.deletion_timestamp;
-    if let Some(since) = &deleting
-        && world.told.is_none()
-        && world.children.iter().flatten().any(|one| one.is_to_cancel() || one.is_to_delete(since.0))
-    {
+    let cancels = deleting.is_some() || status.cancelling_descendants;
+    let is_to_tell = |one: &Descendant| {
+        cancels && one.is_to_cancel() || deleting.as_ref().is_some_and(|since| one.is_to_delete(since.0))
+    };
+    if world.told.is_none() && world.children.iter().flatten().any(is_to_tell) {
         return Step::StopChildren;
     }
     if let Some(step) = release_folded(world, status) {
@@ -303,7 +304,8 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     if !surplus.is_empty() {
         return Step::DeleteRuns(surplus.into_iter().cloned().collect());
     }
-    Step::Wait([residency(child, status, now), waiting(status)].into_iter().flatten().min())
+    let telling = status.cancelling_descendants.then_some(TELL_AGAIN);
+    Step::Wait([residency(child, status, now), waiting(status), telling].into_iter().flatten().min())
 }
 
 /// A run is let go once the status holds what it came to.

@@ -558,6 +558,56 @@ mod deletion {
         Descendant::child_below("child-uid", &child(merged(base, extra))).expect("a descendant")
     }
 
+    /// c43, c51: a cancellation reaches what the child had delegated by then, and nothing later; it is stored before anybody is
+    /// told, and done when nobody is left to be told. All of it stays.
+    #[test]
+    fn c43_c51_a_cancellation_reaches_what_the_child_had_delegated_and_nothing_later() {
+        let mut world = started();
+        report(&mut world, json!({}));
+        settle(&mut world, 3);
+        world.children = Some(vec![below(json!({}))]);
+        assert_eq!(next(&world, at(4)), Step::Wait(None));
+        world.child.spec.cancel_through_epoch = 1;
+        let stored = status_of(next(&world, at(4)));
+        assert!(stored.cancelling_descendants, "this closes it for others before those are listed");
+        world.child.status = Some(stored);
+        assert_eq!(next(&world, at(4)), Step::StopChildren);
+        world.told = Some(vec!["cancelling below: no answer".into()]);
+        let Step::ChangeRun(change) = settle(&mut world, 4) else { panic!("its own run does not wait for that") };
+        run_of(&mut world).spec.cancel = change.cancel;
+        run_of(&mut world).spec.activation.as_mut().unwrap().inbox = change.inbox;
+        assert_eq!(settle(&mut world, 4), Step::Wait(Some(Duration::from_secs(2))));
+        over(&mut world, "Cancelled", "Cancelled");
+        world.told = None;
+        assert_eq!(settle(&mut world, 6), Step::StopChildren, "also when its own work is over meanwhile");
+        world.told = Some(vec![]);
+        world.children = Some(vec![below(json!({"spec": {"cancelThroughEpoch": 1}}))]);
+        assert_eq!(settle(&mut world, 6), Step::Wait(Some(Duration::from_secs(10))));
+        assert_eq!(
+            (status(&world).phase, status(&world).cancelling_descendants),
+            (Some(SubagentPhase::Waiting), false)
+        );
+        let later = json!({"spec": {"cancelThroughEpoch": 1}, "status": {"epochs": 2, "activation": {"epoch": 2}}});
+        (world.told, world.children) = (None, Some(vec![below(later)]));
+        assert_eq!(settle(&mut world, 7), Step::Wait(Some(Duration::from_secs(10))), "it was spoken to afterwards");
+    }
+
+    /// c43: so does a cancel of the activation's run, and its deletion.
+    #[test]
+    fn c43_c51_a_cancel_of_the_activations_run_reaches_what_the_child_had_delegated() {
+        let mut world = started();
+        report(&mut world, json!({}));
+        settle(&mut world, 3);
+        world.children = Some(vec![below(json!({}))]);
+        run_of(&mut world).spec.cancel = true;
+        assert_eq!(settle(&mut world, 4), Step::StopChildren);
+        // What was stored before it is read again with those below.
+        world.children = None;
+        world.told = Some(vec![]);
+        settle(&mut world, 4);
+        assert!(status(&world).cancelling_descendants, "nobody was looked at");
+    }
+
     /// c47: the phase closes admission, then what is below is told, the activation is cancelled, and only when nothing is
     /// left the session is removed.
     #[test]

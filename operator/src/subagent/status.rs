@@ -110,7 +110,8 @@ pub fn accepted(world: &World, old: &SubagentStatus, acceptance: Acceptance, now
 pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStatus {
     let old = child.status.clone().unwrap_or_default();
     let memory = recalled(child, world.memory.as_ref());
-    let mut new = inbox::advance(&facts(child, world, &memory), now);
+    let told = are_descendants_told(&old, world).then(|| without_telling(child));
+    let mut new = inbox::advance(&facts(told.as_ref().unwrap_or(child), world, &memory), now);
     let change = Change::between(&old, &new, &world.run);
     leave_out_remembered(child, world.memory.as_ref(), &mut new);
     if let Some(run) = world.run.ours() {
@@ -124,6 +125,24 @@ pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStat
     describe(world, &old, &mut new, change);
     set_conditions(child, world, &old, &mut new, change, now);
     new
+}
+
+/// Whether a cancellation has reached all that the child had delegated (contract c43, c51): the list was made after it was
+/// stored, which closes the child for more, and nobody in it is to be told any more. One that does not decode can only be told.
+fn are_descendants_told(old: &SubagentStatus, world: &World) -> bool {
+    let is_told = |one: &Descendant| {
+        let was_tried = world.told.as_ref().is_some_and(Vec::is_empty);
+        !one.is_to_cancel() || one.undecodable.is_some() && was_tried
+    };
+    old.cancelling_descendants && world.children.as_ref().is_some_and(|found| found.iter().all(is_told))
+}
+
+fn without_telling(child: &Subagent) -> Subagent {
+    let mut child = child.clone();
+    if let Some(status) = &mut child.status {
+        status.cancelling_descendants = false;
+    }
+    child
 }
 
 fn facts<'a>(child: &'a Subagent, world: &'a World, memory: &'a HashMap<String, Remembered>) -> Facts<'a> {

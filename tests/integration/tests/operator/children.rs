@@ -4,7 +4,7 @@
 use crate::{
     audit::{Mark, Request, lines},
     replica::{Plan, Replica},
-    world::{LIMIT, World, has as run_has, pod_name},
+    world::{LIMIT, World, end, has as run_has, pod_name},
 };
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Pod},
@@ -526,6 +526,38 @@ async fn c45_c47_c51_a_parent_waits_for_its_children_and_takes_them_along() {
     api.delete("parent", &DeleteParams::default()).await.expect("a deletion");
     children.gone("parent").await;
     assert!(api.get_opt("below").await.expect("an answer").is_none(), "children first");
+    children.finish(operator).await;
+}
+
+/// c43, c51: cancelling what a child does reaches the runs and children below that were there. All of them stay, and can be
+/// spoken to again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c43_c51_a_cancelled_child_takes_along_what_it_delegated() {
+    let (children, operator) = Children::new("cascade").await;
+    let world = &children.world;
+    children.told("parent", "!hang").await;
+    children.until("parent", "at work", is_at_work).await;
+    let parent = json!({"kind": "Subagent", "name": "parent"});
+    let provider = children.provider("other").await.name_any();
+    let below =
+        json!({"parentRef": parent, "providerRef": {"name": provider}, "messages": [{"id": "m1", "text": "!hang"}]});
+    children.create("below", below).await;
+    children.until("below", "at work", is_at_work).await;
+    world.provider("plain", &[]).await;
+    let mut run = world.make_run("run", "plain", "!hang");
+    run.spec.parent_ref = Some(serde_json::from_value(parent).expect("a parent"));
+    world.namespace.create(&run).await;
+    world.until("run", "at work", |status| status.phase == Some(Phase::Running)).await;
+
+    children.merge("parent", json!({"spec": {"cancelThroughEpoch": 1}})).await;
+    assert_eq!(end(&world.stopped("run").await).0, Phase::Cancelled);
+    children.settled("parent").await;
+    let told = children.settled("below").await;
+    assert_eq!((told.reason.as_deref(), told.epochs), (Some("Cancelled"), 1));
+    let told = children.until("parent", "all are told", |status| !status.cancelling_descendants).await;
+    assert_eq!((told.reason.as_deref(), told.phase), (Some("Cancelled"), Some(SubagentPhase::Settled)));
+    children.append("below", &[queue("m2", "two")]).await;
+    assert_eq!(message(&children.settled("below").await, "m2").outcome, Outcome::Started);
     children.finish(operator).await;
 }
 

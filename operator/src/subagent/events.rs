@@ -49,10 +49,13 @@ pub fn notes(old: &SubagentStatus, new: &SubagentStatus) -> Vec<Note> {
         note(true, reason.as_str(), because(new), false);
     }
     if let Some(ended) = ended(old, new).filter(|_| !is_skipped) {
-        let failed = new.reason.is_some();
+        let is_cancelled = new.reason.as_deref() == Some(Reason::Cancelled.as_str());
+        let failed = new.reason.is_some() && !is_cancelled;
         let last = new.last_result.as_ref().filter(|last| last.epoch == ended);
         match last {
             None if failed && !has_started(old, ended) => note(true, "StartFailed", because(new), true),
+            // Somebody wanted that.
+            None if is_cancelled && !has_started(old, ended) => note(false, "Cancelled", because(new), true),
             _ => note(failed, "Settled", settled(ended, last, &message), true),
         }
     }

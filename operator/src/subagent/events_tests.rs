@@ -47,6 +47,20 @@ fn c10_an_activation_that_failed_before_its_session_has_no_settlement() {
     assert!(notes[0].text.contains("ImagePullFailed: no image"), "{}", notes[0].text);
 }
 
+/// c10: a cancellation is what somebody asked for, and no warning.
+#[test]
+fn c10_a_cancellation_is_told_as_one() {
+    let before = active(1, "Starting", json!({}));
+    let cancelled = status(json!({"phase": "Settled", "epochs": 1, "reason": "Cancelled", "message": "m"}));
+    let told = |old: &SubagentStatus, new: &SubagentStatus| {
+        let all = notes(old, new);
+        assert_eq!(all.len(), 1, "{all:?}");
+        (all[0].reason, all[0].warning)
+    };
+    assert_eq!(told(&before, &cancelled), ("Cancelled", false));
+    assert_eq!(told(&active(1, "Running", json!({})), &cancelled), ("Settled", false));
+}
+
 /// R13: an activation that gets no run is told, and once.
 #[test]
 fn r13_a_run_that_is_refused_is_told_once() {

@@ -26,8 +26,8 @@ pub const SETTLED: &str = "Settled";
 pub const RESUMABLE: &str = "Resumable";
 /// Child: `False` while a part of the memory of its messages' ids is gone; absent while that never happened.
 pub const MEMORY_WHOLE: &str = "MemoryWhole";
-/// Child: the name of an activation's run was taken by a foreign object, so its number was skipped. Absent while that never
-/// happened.
+/// Child: the name of an activation's run was taken by a foreign object, so its number was skipped; `False` once a later
+/// activation has its run. Absent while that never happened.
 pub const NUMBER_SKIPPED: &str = "NumberSkipped";
 /// Child: the claim of its workspace was created; `False` while that is refused. Absent without `spec.workspace`.
 pub const WORKSPACE_CREATED: &str = "WorkspaceCreated";

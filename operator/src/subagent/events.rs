@@ -36,7 +36,10 @@ pub fn notes(old: &SubagentStatus, new: &SubagentStatus) -> Vec<Note> {
     if became(SubagentPhase::Rejected) {
         note(true, "Rejected", because(new), false);
     }
-    let skipped = |status| conditions::get(conditions_of(status), conditions::NUMBER_SKIPPED).map(|one| &one.message);
+    let skipped = |status| {
+        let skipped = conditions::get(conditions_of(status), conditions::NUMBER_SKIPPED);
+        skipped.filter(|one| one.status == "True").map(|one| &one.message)
+    };
     let is_skipped = skipped(new).is_some() && skipped(new) != skipped(old);
     if let Some(text) = skipped(new).filter(|_| is_skipped) {
         note(true, "NumberSkipped", text.clone(), false);

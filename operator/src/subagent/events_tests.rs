@@ -81,7 +81,11 @@ fn r8_a_later_activation_without_a_stored_session_is_told() {
     assert_eq!(told(&at_rest, &active(2, "Claimed", stored)), []);
     let skipped = json!({"conditions": [{"type": "NumberSkipped", "status": "True", "reason": "NameTaken", "message": "x",
         "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
-    assert_eq!(told(&active(1, "Claimed", json!({})), &active(2, "Claimed", skipped)), [("NumberSkipped", false)]);
+    let skipped = active(2, "Claimed", skipped);
+    assert_eq!(told(&active(1, "Claimed", json!({})), &skipped), [("NumberSkipped", false)]);
+    let begun = json!({"conditions": [{"type": "NumberSkipped", "status": "False", "reason": "Begun", "message": "y",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+    assert_eq!(told(&skipped, &active(2, "Starting", begun)), [], "its end is no news");
 }
 
 #[test]

@@ -546,10 +546,17 @@ fn d2_a_taken_name_is_named_and_never_touched() {
     world.run = Run::Missing;
     let Step::CreateRun(run) = next(&world, at(2)) else { panic!("a run") };
     assert_eq!(run.metadata.name, Some(inbox::run_name(&world.child, 2)));
+    assert_eq!(condition(status(&world), "NumberSkipped").0, "True");
+    let mut run = run;
+    run.metadata.uid = Some("run-2".into());
+    world.run = Run::Ours(run);
+    settle(&mut world, 3);
+    assert_eq!(condition(status(&world), "NumberSkipped"), ("False", "Begun", Some(1)), "it does not stay for ever");
 }
 
 mod deletion {
     use super::*;
+    use crate::subagent::{plan::gives_up_session, status::session_not_removed};
 
     fn below(extra: Value) -> Descendant {
         let base = json!({"metadata": {"name": "below", "uid": "below-uid"}, "status": {"phase": "Active", "epochs": 1,

@@ -390,6 +390,9 @@ fn set_conditions(
     let resumable = resumable(new);
     let accepted = conditions::get(&new.conditions, conditions::ACCEPTED).cloned();
     let was_lost = conditions::get(&new.conditions, conditions::MEMORY_WHOLE).is_some();
+    let was_skipped = conditions::is_true(&new.conditions, conditions::NUMBER_SKIPPED);
+    let begun =
+        new.activation.as_ref().filter(|activation| activation.run_uid.is_some()).map(|activation| activation.epoch);
     let mut conditions = conditions_of(child, new, now);
     if let Some(accepted) = accepted {
         conditions.set(conditions::ACCEPTED, true, &accepted.reason, &accepted.message);
@@ -411,6 +414,9 @@ fn set_conditions(
             skipped.run_name, skipped.epoch
         );
         conditions.set(conditions::NUMBER_SKIPPED, true, "NameTaken", &text);
+    } else if let (true, Some(begun)) = (was_skipped, begun) {
+        let text = format!("activation {begun} has a run of its own");
+        conditions.set(conditions::NUMBER_SKIPPED, false, "Begun", &text);
     }
 }
 

@@ -108,6 +108,10 @@ pub struct SubagentStatus {
     /// lastResult is the newest finished turn; it is kept for the life of the child.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_result: Option<ChildTurn>,
+    /// sessionNotRemovedSince is since when the session of a child that is being deleted could not be removed from the store: it
+    /// is tried for five minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_not_removed_since: Option<Time>,
     /// seenIDs is the memory of ids that have left status.messages: the same id again has no effect.
     #[serde(rename = "seenIDs", skip_serializing_if = "Option::is_none")]
     pub seen_ids: Option<SeenIds>,

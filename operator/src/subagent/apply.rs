@@ -4,7 +4,7 @@
 use super::{
     events, memory,
     placing::Change,
-    plan::{FORGET_FOR, Step, World},
+    plan::{Step, World, gives_up_session},
     pruning::PastRun,
     session, status, workspace,
 };
@@ -346,22 +346,24 @@ async fn forget(
     now: Timestamp,
 ) -> Result<Applied, Error> {
     if let Err(why) = session::forget(context, &child.uid().unwrap_or_default()).await {
-        let since = child.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
-        let is_told = child.annotations().get(names::FORGET_ANNOTATION).is_some_and(|word| word == "true");
-        let gives_up = is_told || now >= since + FORGET_FOR;
+        let gives_up = gives_up_session(child, now);
         let text = if gives_up {
             format!("the child goes although its session is not removed from the store: {why}")
         } else {
             format!(
-                "its session is not removed from the store; it is tried again for {} minutes (annotate the child with \
+                "its session is not removed from the store; that is tried again for five minutes (annotate the child with \
                  {}=true to let it go): {why}",
-                FORGET_FOR.as_secs() / 60,
                 names::FORGET_ANNOTATION
             )
         };
         let reason = if gives_up { "SessionLeft" } else { "SessionNotRemoved" };
-        events::tell(context, child, Note { warning: true, reason, text, for_parent: false }).await;
+        events::tell(context, child, Note { warning: true, reason, text: text.clone(), for_parent: false }).await;
         if !gives_up {
+            let old = child.status.clone().unwrap_or_default();
+            let new = status::session_not_removed(&old, &text, now);
+            if new != old {
+                write_status(context, children, child, &new).await?;
+            }
             return Ok(Applied::Done(Some(FORGET_RETRY)));
         }
     }

@@ -35,7 +35,7 @@ const LOOK_AT_LEFT: Duration = Duration::from_secs(5);
 /// How soon a child that could not be told to stop is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(2);
 /// How long removing a deleted child's session from the store is tried (contract c47).
-pub const FORGET_FOR: Duration = Duration::from_secs(300);
+const FORGET_FOR: Duration = Duration::from_secs(300);
 
 /// What was found under the name of the activation's run.
 #[derive(Clone, Debug, Default)]
@@ -354,6 +354,15 @@ fn let_go(world: &World, status: &SubagentStatus) -> Step {
         return Step::Wait(Some(LOOK_AGAIN));
     }
     if status.activation.is_some() { Step::Wait(None) } else { Step::Forget }
+}
+
+/// Whether a child goes although its session is not removed from the store: that has failed for long enough (contract c47), or
+/// somebody said so. What came before, such as the end of those below it, does not count.
+pub fn gives_up_session(child: &Subagent, now: Timestamp) -> bool {
+    let annotations = child.metadata.annotations.as_ref();
+    let is_told = annotations.and_then(|all| all.get(names::FORGET_ANNOTATION)).is_some_and(|word| word == "true");
+    let since = child.status.as_ref().and_then(|status| status.session_not_removed_since.as_ref());
+    is_told || since.is_some_and(|since| now >= since.0 + FORGET_FOR)
 }
 
 /// Whether an activation may end without ever having had a run: it was refused before, or is cancelled.

@@ -700,6 +700,26 @@ mod deletion {
         );
     }
 
+    /// c47: the five minutes count from the first failure, however long what came before took; and nothing is written again and
+    /// again meanwhile.
+    #[test]
+    fn c47_a_silent_store_is_given_up_after_five_minutes_of_failing() {
+        let mut world = settled();
+        deleting(&mut world);
+        assert_eq!(settle(&mut world, 5000), Step::Forget);
+        assert!(!gives_up_session(&world.child, at(5000)), "those below it took long");
+        let failing = session_not_removed(status(&world), "no answer", at(5000));
+        world.child.status = Some(failing.clone());
+        assert_eq!(settle(&mut world, 5010), Step::Forget, "tried again");
+        assert_eq!(status(&world).message.as_deref(), Some("no answer"));
+        assert_eq!(session_not_removed(status(&world), "no answer", at(5010)), *status(&world));
+        assert!(!gives_up_session(&world.child, at(5299)));
+        assert!(gives_up_session(&world.child, at(5300)));
+        world.child.metadata.annotations =
+            Some([("subagents.dev/release-session".to_owned(), "true".to_owned())].into());
+        assert!(gives_up_session(&world.child, at(5010)));
+    }
+
     #[test]
     fn c51_what_is_below_is_not_let_go_unseen() {
         let mut world = settled();

@@ -211,6 +211,14 @@ pub fn workspace_refused(world: &World, why: &str, refusal: &Refusal, now: Times
     new
 }
 
+/// The session of a child that is being deleted was not removed from the store. Since when is stored before it is tried again.
+pub fn session_not_removed(old: &SubagentStatus, why: &str, now: Timestamp) -> SubagentStatus {
+    let mut new = old.clone();
+    new.session_not_removed_since.get_or_insert(Time(now));
+    say(&mut new, None, why);
+    new
+}
+
 /// The result of a run is the output of its last turn. One that is too large for its status is in ConfigMaps, and the turn says
 /// in which.
 fn point_to_output(run: &SubagentRun, old: &SubagentStatus, new: &mut SubagentStatus) {
@@ -299,6 +307,8 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
     };
     let live: Vec<_> = world.live_children().collect();
     match (new.phase, failure) {
+        // What is in the way was said.
+        (Some(SubagentPhase::Terminating), _) if live.is_empty() && new.session_not_removed_since.is_some() => {}
         (Some(SubagentPhase::Terminating), _) if live.is_empty() => {
             say(new, None, "its session is being removed from the store");
         }

@@ -6,12 +6,17 @@ pub const RUN_LABEL: &str = "subagents.dev/run";
 pub const RUN_UID_LABEL: &str = "subagents.dev/run-uid";
 /// Label on a worker pod: the number of its attempt.
 pub const ATTEMPT_LABEL: &str = "subagents.dev/attempt";
-/// Label on a ConfigMap with what a run left: [`CONTENT_RESULT`], [`CONTENT_BLOCKS`] or [`CONTENT_TRANSCRIPT`].
+/// Label on a ConfigMap with what a run left: [`CONTENT_RESULT`], [`CONTENT_BLOCKS`], [`CONTENT_TURN`],
+/// [`CONTENT_TURN_BLOCKS`] or [`CONTENT_TRANSCRIPT`].
 pub const CONTENT_LABEL: &str = "subagents.dev/content";
 /// A part of a result's text.
 pub const CONTENT_RESULT: &str = "result";
 /// A part of a result's other content.
 pub const CONTENT_BLOCKS: &str = "result-blocks";
+/// A part of the text of a turn's output.
+pub const CONTENT_TURN: &str = "turn";
+/// A part of the other content of a turn's output.
+pub const CONTENT_TURN_BLOCKS: &str = "turn-blocks";
 /// A transcript.
 pub const CONTENT_TRANSCRIPT: &str = "transcript";
 /// Annotation on a ConfigMap with what a run left: UID of the pod it is of.
@@ -51,8 +56,13 @@ pub const RUN_FINALIZER: &str = "subagents.dev/run-stopped";
 pub const FOLD_FINALIZER: &str = "subagents.dev/messages-noted";
 /// Label on a run: the UID of the child it activates. On a claim or a ConfigMap: the UID of the child it is made for.
 pub const SUBAGENT_UID_LABEL: &str = "subagents.dev/subagent-uid";
-/// Label on a run: the name of the child it activates. On a claim or a ConfigMap: the name of the child it is made for.
+/// Label on a run: the name of the child it activates. On a claim or a ConfigMap: the name of the child it is made for,
+/// also by way of its run.
 pub const SUBAGENT_LABEL: &str = "subagents.dev/subagent";
+/// Label on a ConfigMap with the output of a turn: the number of the activation.
+pub const EPOCH_LABEL: &str = "subagents.dev/epoch";
+/// Label on a ConfigMap with the output of a turn: the number of the turn within its activation.
+pub const TURN_LABEL: &str = "subagents.dev/turn";
 /// Finalizer of a child: it leaves once its activations are proven stopped, its children are gone and its session is removed
 /// from the store.
 pub const SUBAGENT_FINALIZER: &str = "subagents.dev/child-forgotten";

@@ -164,9 +164,43 @@ pub struct Turn {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub preview: Option<String>,
-    /// output tells the whole output, when the preview does not hold it.
+    /// output is where the whole output is kept, when the preview does not hold it: in an activation of a child, before the
+    /// turn counts as done.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub output: Option<Digest>,
+    pub output: Option<TurnOutput>,
+}
+
+/// The whole output of a turn.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TurnOutput {
+    /// ref is the name that the ConfigMaps with the text share: REF-001, REF-002 and so on, each with a part of it under the
+    /// key text. They live as long as their run, and as long as the turn is among its newest 32. Absent when the preview is
+    /// the whole text.
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub ref_: Option<String>,
+    /// chunks is the number of these ConfigMaps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub chunks: Option<i32>,
+    /// otherBlocks counts content that is not text.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 1000000))]
+    pub other_blocks: i64,
+    /// blocks is where the content that is not text is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<OtherContent>,
+    /// sha256 of the text in lower-case hex.
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+    /// size of the text in bytes.
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub size: i64,
+}
+
+fn is_zero(value: &i64) -> bool {
+    *value == 0
 }
 
 /// A sign of life.
@@ -310,7 +344,7 @@ pub struct RunResult {
     pub size: i64,
 }
 
-/// Content of a result that is not text.
+/// Content of a result or of a turn's output that is not text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OtherContent {

@@ -2,6 +2,7 @@
 
 use crate::{
     message::{Code, Outcome},
+    report::TurnOutput,
     run_status::{Descriptor, Lineage},
     schemas,
 };
@@ -319,26 +320,6 @@ pub struct ChildTurn {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub at: String,
-}
-
-/// The whole output of a turn of a continuable child.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct TurnOutput {
-    /// ref is the name that its ConfigMaps share: REF-001, REF-002 and so on, each with a part of the text under the key
-    /// text.
-    #[serde(rename = "ref")]
-    #[schemars(length(min = 1, max = 253))]
-    pub ref_: String,
-    /// chunks is the number of these ConfigMaps.
-    #[schemars(range(min = 1, max = 1000))]
-    pub chunks: i32,
-    /// sha256 of the text in lower-case hex.
-    #[schemars(length(max = 64))]
-    pub sha256: String,
-    /// size of the text in bytes.
-    #[schemars(range(min = 0, max = 9007199254740991_i64))]
-    pub size: i64,
 }
 
 /// The checkpoint that the next activation resumes from.

@@ -6,7 +6,8 @@
 //! the gateway stores it in the run's status and only then acknowledges it.
 //!
 //! What does not fit a message goes beside it: a worker whose assignment says so uploads a large result by HTTP PUT
-//! ([`ResultUpload`]) *before* it reports its end, and the report then carries size and digest alone.
+//! ([`ResultUpload`]) *before* it reports its end, and the report then carries size and digest alone. So does one whose
+//! gateway says so at the welcome with the output of each turn of an activation that its preview does not hold.
 //!
 //! This crate holds the types, the framing bounds and the version rules, and the bounded tail of a transcript that both
 //! ends archive alike. Nothing else.
@@ -29,7 +30,7 @@ pub use message::{
 pub use probe::{Finding, MAX_FINDING_BYTES, ProbeConfig};
 pub use snapshot::{
     Activity, Agent, Checkpoint, Final, MessageOutcome, Permissions, PromptDigest, Session, SessionOrigin, Snapshot,
-    Storing, Turn, Usage, UsageCost,
+    Storing, Turn, TurnOutput, Usage, UsageCost,
 };
 pub use tail::Tail;
 pub use upload::{ResultPart, ResultUpload, UPLOAD_TIMEOUT, refused_for_good};
@@ -42,6 +43,9 @@ use std::time::Duration;
 pub const LINK_PATH: &str = "/v1/link";
 /// Path of the upload of a result on the gateway; its query is a [`ResultUpload`].
 pub const RESULT_PATH: &str = "/v1/result";
+/// Path of the upload of a turn's output on the gateway; its query is a [`ResultUpload`] with the turn. A path of its own: an
+/// older gateway would take the output for the result of the run, and answers this one as not found.
+pub const TURN_PATH: &str = "/v1/turn";
 /// Path of checkpoints on the gateway; a PUT's query is a [`CheckpointUpload`], a GET's a [`CheckpointDownload`].
 pub const CHECKPOINT_PATH: &str = "/v1/checkpoint";
 /// Port of the gateway's TLS listener and of its Service.
@@ -55,8 +59,14 @@ pub const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 pub const MAX_SNAPSHOT_BYTES: usize = 64 * 1024;
 /// Largest result text that is kept in `status.result.text`, in bytes.
 pub const MAX_INLINE_RESULT_BYTES: usize = 16 * 1024;
+/// How much of its output a turn's entry shows, in bytes.
+pub const MAX_PREVIEW_BYTES: usize = 1024;
+/// Room in the report for what the gateway adds to the entry of a turn whose output is stored: name and number of the ConfigMaps
+/// of its text and of its other content.
+pub const STORED_OUTPUT_BYTES: usize = 256;
 /// Largest result at all, in bytes of text and other content together, whatever the operator's settings allow: the worker
-/// holds two messages of this size in the agent's container, and a run writes that much into etcd.
+/// holds two messages of this size in the agent's container, and a run writes that much into etcd. It holds for the output of
+/// a turn, too.
 pub const MAX_RESULT_BYTES: usize = 8 * 1024 * 1024;
 /// Largest compressed transcript tail, in bytes: it is stored in one ConfigMap.
 pub const MAX_TRANSCRIPT_BYTES: usize = 32 * 1024;

@@ -43,6 +43,10 @@ pub enum GatewayMessage {
     Welcome {
         /// The chosen version.
         version: u32,
+        /// Whether this gateway takes the outputs of turns. Said at each connection: a worker may outlive the gateway that
+        /// gave it its assignment.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        turn_outputs: bool,
     },
     /// What to do, read from the live run. Sent to a worker without memory only.
     Assignment(Box<Assignment>),
@@ -304,6 +308,9 @@ pub struct ResultPayload {
     pub sha256: String,
     /// Size of the whole text in bytes.
     pub size: i64,
+    /// The turn whose output it is, when what was uploaded was uploaded as that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<i64>,
 }
 
 /// What was uploaded.
@@ -408,7 +415,7 @@ mod tests {
         assert_eq!(text, r#"{"kind":"hello","versions":[1],"runUID":"u","attempt":2,"seq":0}"#);
         assert_eq!(decode::<WorkerMessage>(&text).unwrap(), Decode::Message(hello));
         for message in [
-            GatewayMessage::Welcome { version: 1 },
+            GatewayMessage::Welcome { version: 1, turn_outputs: true },
             GatewayMessage::Ack { seq: 3 },
             GatewayMessage::Cancel { reason: "DeadlineExceeded".into() },
             GatewayMessage::Close,
@@ -443,6 +450,9 @@ mod tests {
         let result: ResultPayload = serde_json::from_str(told).unwrap();
         assert_eq!((result.text.as_deref(), result.blocks.as_ref()), (Some(""), None));
         assert_eq!(serde_json::to_string(&result).unwrap(), told, "and an older gateway understands this worker");
+        assert_eq!(result.turn, None);
+        let welcome = GatewayMessage::Welcome { version: 1, turn_outputs: false };
+        assert_eq!(decode(r#"{"kind":"welcome","version":1}"#).unwrap(), Decode::Message(welcome));
         let cancel = GatewayMessage::Cancel { reason: String::new() };
         assert_eq!(decode(r#"{"kind":"cancel"}"#).unwrap(), Decode::Message(cancel.clone()));
         assert_eq!(encode(&cancel).unwrap(), r#"{"kind":"cancel"}"#);

@@ -1,5 +1,6 @@
 //! The worker's cumulative snapshot. Its JSON is what `status.report` shows, so names here are API.
 
+use crate::{ContentDigest, MAX_PREVIEW_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -117,12 +118,35 @@ pub struct Turn {
     /// `Completed`, `Aborted`, `Error`, `MaxTokens`, `Refusal`; an open set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<String>,
-    /// First 1 KiB of the turn's output.
+    /// The first [`MAX_PREVIEW_BYTES`](crate::MAX_PREVIEW_BYTES) of the turn's output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview: Option<String>,
-    /// The whole output, when it was uploaded: the preview does not hold it.
+    /// The whole output, when something of it was uploaded: the preview does not hold it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub output: Option<crate::ContentDigest>,
+    pub output: Option<TurnOutput>,
+}
+
+/// The output of a turn that its preview does not hold. It was uploaded under the turn's number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TurnOutput {
+    /// Lower-case hex SHA-256 of the text.
+    pub sha256: String,
+    /// Size of the text in bytes. One of more than [`MAX_PREVIEW_BYTES`](crate::MAX_PREVIEW_BYTES) was uploaded.
+    pub size: i64,
+    /// Content blocks of other kinds beside the text.
+    #[serde(default)]
+    pub other_blocks: i64,
+    /// The blocks, when there are any: they were uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<ContentDigest>,
+}
+
+impl TurnOutput {
+    /// Whether the text was uploaded.
+    pub fn has_text(&self) -> bool {
+        usize::try_from(self.size).is_ok_and(|size| size > MAX_PREVIEW_BYTES)
+    }
 }
 
 /// What became of a placed message.

@@ -4,7 +4,7 @@
 //! attempt. It is answered once it is stored, so it can be repeated: the same content is stored once. The answer is 204,
 //! or a status that [`refused_for_good`] sorts; the body says why, for a person.
 
-use crate::RESULT_PATH;
+use crate::{RESULT_PATH, TURN_PATH};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -41,6 +41,9 @@ pub struct ResultUpload {
     pub run_uid: String,
     /// Attempt, as in the hello.
     pub attempt: i32,
+    /// The turn whose output it is, the newest that was recorded; absent for the result of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<i64>,
     /// Which part.
     pub part: ResultPart,
     /// Lower-case hex SHA-256 of the content.
@@ -52,9 +55,13 @@ pub struct ResultUpload {
 impl ResultUpload {
     /// Path and query of the request. No value needs escaping: a UID, numbers, hex.
     pub fn path(&self) -> String {
-        let Self { run_uid, attempt, part, sha256, size } = self;
+        let Self { run_uid, attempt, turn, part, sha256, size } = self;
         let part = part.as_str();
-        format!("{RESULT_PATH}?runUID={run_uid}&attempt={attempt}&part={part}&sha256={sha256}&size={size}")
+        let query = format!("runUID={run_uid}&attempt={attempt}&part={part}&sha256={sha256}&size={size}");
+        match turn {
+            None => format!("{RESULT_PATH}?{query}"),
+            Some(turn) => format!("{TURN_PATH}?{query}&turn={turn}"),
+        }
     }
 }
 
@@ -74,12 +81,15 @@ mod tests {
         let upload = ResultUpload {
             run_uid: "7d3c-1".into(),
             attempt: 2,
+            turn: None,
             part: ResultPart::Blocks,
             sha256: "ab".into(),
             size: 9,
         };
         assert_eq!(upload.path(), "/v1/result?runUID=7d3c-1&attempt=2&part=blocks&sha256=ab&size=9");
         assert_eq!(serde_json::to_value(&upload).unwrap()["part"], upload.part.as_str());
+        let of_a_turn = ResultUpload { turn: Some(3), ..upload };
+        assert_eq!(of_a_turn.path(), "/v1/turn?runUID=7d3c-1&attempt=2&part=blocks&sha256=ab&size=9&turn=3");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Version negotiation: a link version stays supported for as long as pods that speak it can be alive.
 //!
 //! A new message kind or field needs no new version where the other side can do without: unknown ones are ignored, and
-//! what a gateway must be able to do is said in the assignment (uploads). A new version is for what cannot be ignored.
+//! what a gateway must be able to do is said in the assignment (uploads), or at each
+//! connection when a worker may do without it from one turn to the next (outputs of turns). A new version is for what cannot be ignored.
 
 /// The version this build prefers.
 pub const VERSION: u32 = 1;

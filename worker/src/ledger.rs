@@ -7,8 +7,8 @@
 
 use std::time::{Duration, Instant};
 use subagent_link::{
-    ACTIVITY_INTERVAL, Checkpoint, Final, MAX_SNAPSHOT_BYTES, MAX_TURNS, MessageOutcome, ResultPayload, Session,
-    Snapshot, Storing, TranscriptPayload, Turn, WorkerMessage,
+    ACTIVITY_INTERVAL, Checkpoint, Final, MAX_SNAPSHOT_BYTES, MAX_TURNS, MessageOutcome, ResultPayload,
+    STORED_OUTPUT_BYTES, Session, Snapshot, Storing, TranscriptPayload, Turn, TurnOutput, WorkerMessage,
 };
 
 /// Activity is reported at least this many times within the idle deadline, which the controller counts from the last
@@ -21,6 +21,17 @@ const RESERVED_BYTES: usize = 1024;
 /// The right to send the prompt of one turn. Not copied and not made anywhere else, so a prompt cannot be sent twice.
 #[derive(Debug)]
 pub struct PromptPermit(());
+
+/// What came of a turn.
+#[derive(Debug, Default)]
+pub struct Answered {
+    /// Stop reason.
+    pub stop_reason: &'static str,
+    /// How its output begins.
+    pub preview: Option<String>,
+    /// The whole output, when it is stored.
+    pub output: Option<TurnOutput>,
+}
 
 /// How far the newest turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,26 +150,27 @@ impl Ledger {
 
     /// Notes the end of the turn and what was kept after it; another may follow. Both are reported together, with what comes
     /// next: the record of another turn, or [`publish`](Self::publish). Without a checkpoint the one before stays the newest.
-    pub fn end_turn(
-        &mut self,
-        stop_reason: &str,
-        preview: Option<String>,
-        finished_at: String,
-        checkpoint: Option<Checkpoint>,
-    ) {
+    pub fn end_turn(&mut self, answered: Answered, finished_at: String, checkpoint: Option<Checkpoint>) {
         if self.snapshot.final_.is_some() || self.turn == TurnState::Closed {
             return;
         }
         self.turn = TurnState::None;
         if let Some(turn) = self.snapshot.turns.last_mut().filter(|turn| turn.finished_at.is_none()) {
-            turn.stop_reason = Some(stop_reason.to_owned());
+            turn.stop_reason = Some(answered.stop_reason.to_owned());
             turn.finished_at = Some(finished_at);
-            turn.preview = preview;
+            turn.preview = answered.preview;
+            turn.output = answered.output;
         }
         if checkpoint.is_some() {
             self.snapshot.checkpoint = checkpoint;
         }
         self.unreported = true;
+    }
+
+    /// Number and stored output of the newest turn, if it is over and has one.
+    pub fn stored_output(&self) -> Option<(i64, &TurnOutput)> {
+        let turn = self.snapshot.turns.last().filter(|turn| turn.stop_reason.is_some())?;
+        Some((turn.turn, turn.output.as_ref()?))
     }
 
     /// Nothing is to be done: reports that, with the session and the end of the turn before.
@@ -269,8 +281,10 @@ impl Ledger {
     /// it fits.
     fn fit(&mut self) {
         let size = |snapshot: &Snapshot| serde_json::to_vec(snapshot).map_or(0, |json| json.len());
+        let outputs = self.snapshot.turns.iter().filter(|turn| turn.output.is_some()).count();
+        let room = MAX_SNAPSHOT_BYTES - RESERVED_BYTES - outputs * STORED_OUTPUT_BYTES;
         let mut oldest = 0;
-        while size(&self.snapshot) > MAX_SNAPSHOT_BYTES - RESERVED_BYTES {
+        while size(&self.snapshot) > room {
             let Some(turn) = self.snapshot.turns.get_mut(oldest) else { return };
             turn.preview = None;
             oldest += 1;
@@ -282,7 +296,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use subagent_link::{Activity, SessionOrigin};
+    use subagent_link::{Activity, ContentDigest, SessionOrigin};
 
     fn session() -> Session {
         Session { id: "s".into(), how: SessionOrigin::New }
@@ -290,6 +304,10 @@ mod tests {
 
     fn end(reason: &str) -> Final {
         Final { stop_reason: reason.into(), reason: reason.into(), diagnostic: None, at: "t".into() }
+    }
+
+    fn completed(preview: Option<&str>) -> Answered {
+        Answered { stop_reason: "Completed", preview: preview.map(str::to_owned), output: None }
     }
 
     fn recorded() -> Ledger {
@@ -325,7 +343,7 @@ mod tests {
         assert!(ledger.permit().is_some());
         ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
         assert_eq!(ledger.turns(), 1, "never a second turn while one runs (c54)");
-        ledger.end_turn("Completed", Some("done".into()), "t".into(), None);
+        ledger.end_turn(completed(Some("done")), "t".into(), None);
         assert_eq!(ledger.pending(), None, "its end travels with what comes next");
         ledger.record_turn(session(), Some("m2".into()), "t".into(), now);
         assert!(ledger.permit().is_none());
@@ -341,10 +359,10 @@ mod tests {
         let now = Instant::now();
         let mut ledger = recorded();
         let kept = Checkpoint { key: "u/1/1/ab".into(), digest: "ab".into(), size: 3, turn: 1 };
-        ledger.end_turn("Completed", None, "t".into(), Some(kept.clone()));
+        ledger.end_turn(completed(None), "t".into(), Some(kept.clone()));
         assert_eq!(ledger.seq(), 1, "nothing is reported before both are there");
         ledger.record_turn(session(), None, "t".into(), now);
-        ledger.end_turn("Error", None, "t".into(), None);
+        ledger.end_turn(Answered { stop_reason: "Error", ..Answered::default() }, "t".into(), None);
         ledger.finish(end("Error"), None, None, None, now);
         assert_eq!(ledger.snapshot().checkpoint, Some(kept));
     }
@@ -354,9 +372,15 @@ mod tests {
         let mut ledger = Ledger::new();
         for turn in 1..100 {
             ledger.record_turn(session(), Some(format!("m{turn}")), "t".into(), Instant::now());
-            ledger.end_turn("Completed", Some("\u{1}".repeat(1024)), "t".into(), None);
+            let digest = ContentDigest { sha256: "a".repeat(64), size: 1 << 22 };
+            let output =
+                TurnOutput { sha256: digest.sha256.clone(), size: 1 << 22, other_blocks: 9, blocks: Some(digest) };
+            let answered = Answered { output: Some(output), ..completed(Some(&"\u{1}".repeat(1024))) };
+            ledger.end_turn(answered, "t".into(), None);
             ledger.publish(Instant::now());
-            let size = serde_json::to_vec(ledger.snapshot()).unwrap().len();
+            // With what the gateway adds.
+            let added = ledger.snapshot().turns.len() * STORED_OUTPUT_BYTES;
+            let size = serde_json::to_vec(ledger.snapshot()).unwrap().len() + added;
             assert!(size <= MAX_SNAPSHOT_BYTES, "{size} bytes after {turn} turns");
         }
         let turns = &ledger.snapshot().turns;
@@ -497,7 +521,7 @@ mod tests {
                             prop_assert!(stored.session.is_some());
                         }
                     }
-                    Step::EndTurn => ledger.end_turn("Completed", None, "t".into(), None),
+                    Step::EndTurn => ledger.end_turn(completed(None), "t".into(), None),
                     Step::Close => { ledger.close(); over = true; }
                     Step::Finish => { ledger.finish(end("Error"), None, None, None, now); over = true; }
                 }

@@ -5,9 +5,7 @@
 
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
-
-/// How much of the output a turn's entry shows, in bytes.
-const PREVIEW_BYTES: usize = 1024;
+use subagent_link::MAX_PREVIEW_BYTES;
 
 /// One message of the agent.
 #[derive(Debug, Default)]
@@ -98,7 +96,7 @@ impl Output {
             message.text.push_str(text);
         } else {
             // Only a preview is still of use.
-            let keep = limit.min(PREVIEW_BYTES);
+            let keep = limit.min(MAX_PREVIEW_BYTES);
             let room = keep.saturating_sub(message.text.len());
             message.text.push_str(text.get(..floor(text, room)).unwrap_or_default());
         }
@@ -128,7 +126,7 @@ impl Output {
     /// The first part of the text, for the turn's entry; `None` when there is none.
     pub fn preview(&self) -> Option<String> {
         let text = &self.newest()?.text;
-        Some(text[..floor(text, PREVIEW_BYTES)].to_owned()).filter(|text| !text.is_empty())
+        Some(text[..floor(text, MAX_PREVIEW_BYTES)].to_owned()).filter(|text| !text.is_empty())
     }
 
     /// The output so far. Without any message it is the empty text.

@@ -62,6 +62,8 @@ pub(super) struct Content {
     pub name: String,
     /// Value of [`names::CONTENT_LABEL`].
     pub kind: &'static str,
+    /// By which it is found beside those that all have.
+    pub labels: Vec<(&'static str, String)>,
     /// Facts about the whole content.
     pub annotations: Vec<(&'static str, String)>,
     pub data: Data,
@@ -70,6 +72,11 @@ pub(super) struct Content {
 pub(super) enum Data {
     Text(&'static str, String),
     Bytes(&'static str, Vec<u8>),
+}
+
+/// True for an object of the run with this UID. Labels prove nothing: ownership is matched by UID.
+pub fn is_of(found: &ConfigMap, run_uid: &str) -> bool {
+    found.owner_references().iter().any(|owner| owner.uid == run_uid && owner.controller == Some(true))
 }
 
 impl Owner {
@@ -105,7 +112,7 @@ impl Owner {
             metadata: ObjectMeta {
                 name: Some(content.name),
                 namespace: Some(self.namespace.clone()),
-                labels: Some(owned(&mut labels.into_iter())),
+                labels: Some(owned(&mut labels.into_iter().chain(content.labels))),
                 annotations: Some(owned(&mut annotations.into_iter())),
                 owner_references: Some(vec![owner]),
                 ..ObjectMeta::default()
@@ -116,9 +123,9 @@ impl Owner {
         }
     }
 
-    /// True for an object of this run. Labels prove nothing: ownership is matched by UID.
+    /// True for an object of this run.
     pub(super) fn owns(&self, found: &ConfigMap) -> bool {
-        found.owner_references().iter().any(|owner| owner.uid == self.run_uid && owner.controller == Some(true))
+        is_of(found, &self.run_uid)
     }
 
     /// True when an object of this run is of this attempt's pod.
@@ -199,7 +206,8 @@ pub(super) mod tests {
     fn holding(text: &str) -> ConfigMap {
         let annotations = vec![(names::SHA256_ANNOTATION, "ab".to_owned())];
         let data = Data::Text("text", text.into());
-        owner().config_map(Content { name: "c".into(), kind: names::CONTENT_RESULT, annotations, data })
+        let kind = names::CONTENT_RESULT;
+        owner().config_map(Content { name: "c".into(), kind, labels: vec![], annotations, data })
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! the whole content is, so that a reader, also a later process, can prove that it has all of it.
 //!
 //! - `config_map`: builds and stores one.
-//! - `result`: a text in chunks, and the proof that all of them are there.
+//! - `result`: a text in chunks, of a result or of the output of a turn, and the proof that all of them are there.
 //! - `transcript`: the compressed tail of a transcript.
 //! - `log`: that tail, taken from a pod's log.
 
@@ -14,4 +14,4 @@ pub mod log;
 pub mod result;
 pub mod transcript;
 
-pub use config_map::{ArchiveError, Owner, Unstored};
+pub use config_map::{ArchiveError, Owner, Unstored, is_of};

@@ -1,4 +1,5 @@
-//! A result that is larger than the status holds, or is not text: in chunks, each in a ConfigMap (contract c28, c31).
+//! A result that is larger than the status holds, or is not text: in chunks, each in a ConfigMap (contract c28, c31). So is the
+//! output of a turn of an activation.
 //!
 //! The name of a chunk ends in its number with three digits, so that a list in order of names, as `kubectl get` gives it,
 //! is the text in order.
@@ -27,7 +28,9 @@ const MAX_CHUNKS: i32 = 64;
 /// What was uploaded, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which part of the result.
+    /// The turn whose output it is of; `None` for the result of the run.
+    pub turn: Option<i64>,
+    /// Which part of it.
     pub part: ResultPart,
     /// SHA-256 in lower-case hex.
     pub sha256: String,
@@ -48,16 +51,21 @@ fn key(part: ResultPart) -> &'static str {
     part.as_str()
 }
 
-fn label(part: ResultPart) -> &'static str {
-    match part {
-        ResultPart::Text => names::CONTENT_RESULT,
-        ResultPart::Blocks => names::CONTENT_BLOCKS,
+impl Part {
+    fn label(&self) -> &'static str {
+        match (self.turn, self.part) {
+            (None, ResultPart::Text) => names::CONTENT_RESULT,
+            (None, ResultPart::Blocks) => names::CONTENT_BLOCKS,
+            (Some(_), ResultPart::Text) => names::CONTENT_TURN,
+            (Some(_), ResultPart::Blocks) => names::CONTENT_TURN_BLOCKS,
+        }
     }
-}
 
-/// The name that the ConfigMaps of a part share.
-pub fn reference(owner: &Owner, part: ResultPart) -> String {
-    naming::derived(&owner.run_name, &owner.run_uid, &format!("{}-{}", label(part), owner.attempt))
+    /// The name that its ConfigMaps share.
+    pub fn reference(&self, owner: &Owner) -> String {
+        let turn = self.turn.map(|turn| format!("-{turn}")).unwrap_or_default();
+        naming::derived(&owner.run_name, &owner.run_uid, &format!("{}-{}{turn}", self.label(), owner.attempt))
+    }
 }
 
 /// Name of a chunk, from 1.
@@ -89,7 +97,7 @@ fn chunks(text: &str) -> Vec<&str> {
     chunks
 }
 
-/// Stores a part whose digest was checked. Repeating it changes nothing.
+/// Stores a part whose digest was checked, by `labels` to be found beside those that all have. Repeating it changes nothing.
 ///
 /// # Errors
 /// [`ArchiveError`] when trying again can help; some chunks may be stored then.
@@ -97,9 +105,10 @@ pub async fn store(
     client: &Client,
     owner: &Owner,
     part: &Part,
+    labels: &[(&'static str, String)],
     text: &str,
 ) -> Result<Result<usize, Unstored>, ArchiveError> {
-    let reference = reference(owner, part.part);
+    let reference = part.reference(owner);
     let chunks = chunks(text);
     let mut written = 0;
     for (number, chunk) in (1..).zip(&chunks) {
@@ -110,7 +119,8 @@ pub async fn store(
         ];
         let wanted = owner.config_map(Content {
             name: chunk_name(&reference, number),
-            kind: label(part.part),
+            kind: part.label(),
+            labels: labels.to_vec(),
             annotations,
             data: Data::Text(key(part.part), (*chunk).to_owned()),
         });
@@ -129,7 +139,7 @@ pub async fn store(
 /// [`ReadError`] when the API server does not say.
 pub async fn prove(client: &Client, owner: &Owner, part: &Part) -> Result<Option<Whole>, ReadError> {
     let config_maps = owner.api(client);
-    let reference = reference(owner, part.part);
+    let reference = part.reference(owner);
     let (mut digest, mut size, mut number, mut count) = (Sha256::new(), 0, 1, 1);
     while number <= count {
         let found = api::get(&config_maps, &chunk_name(&reference, number)).await?;
@@ -194,23 +204,37 @@ mod tests {
     }
 
     #[test]
-    fn names_of_chunks_sort_by_number_and_tell_parts_and_attempts_apart() {
-        let text = reference(&owner(), ResultPart::Text);
+    fn names_of_chunks_sort_by_number_and_tell_parts_turns_and_attempts_apart() {
+        let part = |turn, part| Part { turn, part, sha256: String::new(), size: 1 };
+        let text = part(None, ResultPart::Text).reference(&owner());
         assert_eq!(text, format!("r-{}-result-2", naming::short_hash("run-uid")));
-        assert_ne!(text, reference(&owner(), ResultPart::Blocks));
-        assert_ne!(text, reference(&Owner { attempt: 3, ..owner() }, ResultPart::Text));
+        assert_ne!(text, part(None, ResultPart::Blocks).reference(&owner()));
+        assert_ne!(text, part(None, ResultPart::Text).reference(&Owner { attempt: 3, ..owner() }));
+        let turn = part(Some(7), ResultPart::Text).reference(&owner());
+        assert_eq!(turn, format!("r-{}-turn-2-7", naming::short_hash("run-uid")));
+        assert_ne!(turn, part(Some(8), ResultPart::Text).reference(&owner()));
+        assert_ne!(turn, part(Some(7), ResultPart::Blocks).reference(&owner()));
+        // T5: what the gateway adds to a report fits the room that the worker leaves for it.
+        let owner = Owner { run_name: "r".repeat(63), attempt: 1_000_000, ..owner() };
+        let [text, blocks] = [ResultPart::Text, ResultPart::Blocks]
+            .map(|which| part(Some(9_007_199_254_740_991), which).reference(&owner));
+        let added = serde_json::json!({"ref": text, "chunks": MAX_CHUNKS}).to_string().len()
+            + serde_json::json!({"ref": blocks, "chunks": MAX_CHUNKS}).to_string().len();
+        assert!(added <= subagent_link::STORED_OUTPUT_BYTES, "{added}");
+        assert!(chunk_name(&text, 1).len() <= 253);
         let names: Vec<_> = (1..=MAX_CHUNKS).map(|number| chunk_name(&text, number)).collect();
         assert!(names.is_sorted(), "{names:?}");
     }
 
     #[test]
     fn d2_only_a_chunk_of_this_pod_and_this_content_counts() {
-        let part = Part { part: ResultPart::Text, sha256: "ab".into(), size: 3 };
+        let part = Part { turn: None, part: ResultPart::Text, sha256: "ab".into(), size: 3 };
         let chunk = |owner: &Owner, sha256: &str, chunks: &str| {
             let annotations =
                 vec![(names::SHA256_ANNOTATION, sha256.to_owned()), (names::CHUNKS_ANNOTATION, chunks.to_owned())];
             let data = Data::Text("text", "abc".into());
-            owner.config_map(Content { name: "c".into(), kind: names::CONTENT_RESULT, annotations, data })
+            let kind = names::CONTENT_RESULT;
+            owner.config_map(Content { name: "c".into(), kind, labels: vec![], annotations, data })
         };
         let counts = |found: &ConfigMap| chunk_of(found, &owner(), &part).is_some();
         assert!(counts(&chunk(&owner(), "ab", "1")));

@@ -53,7 +53,8 @@ fn config_map(owner: &Owner, tail: &Tail, source: TranscriptSource) -> ConfigMap
         (names::SOURCE_ANNOTATION, source.as_str().to_owned()),
     ];
     let data = Data::Bytes(KEY, tail.data.clone());
-    owner.config_map(Content { name: name(owner), kind: names::CONTENT_TRANSCRIPT, annotations, data })
+    let kind = names::CONTENT_TRANSCRIPT;
+    owner.config_map(Content { name: name(owner), kind, labels: vec![], annotations, data })
 }
 
 /// Stores the tail. Only what may pass is an error: the archive is worth less than the result, so a refusal that stays

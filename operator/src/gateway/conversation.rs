@@ -88,7 +88,7 @@ async fn talk(gateway: &Arc<Gateway>, worker: &mut Worker, token: String) -> Res
         assignment = assignment.is_some(),
         "worker connected"
     );
-    worker.send(&GatewayMessage::Welcome { version }).await?;
+    worker.send(&GatewayMessage::Welcome { version, turn_outputs: true }).await?;
     if let Some(assignment) = assignment {
         worker.send(&GatewayMessage::Assignment(assignment)).await?;
     }
@@ -202,9 +202,10 @@ impl Conversation<'_> {
         let report = snapshot::report(&self.gateway.rules, claim, seq, &snapshot).map_err(invalid)?;
         snapshot::checkpoint(&report, self.child.as_ref()).map_err(invalid)?;
         let limit = self.gateway.max_result_bytes;
+        let outputs = snapshot::outputs(&snapshot, limit).map_err(invalid)?;
         let result = result.map(|result| snapshot::result(claim, &result, limit)).transpose().map_err(invalid)?;
         let transcript = transcript.map(|tail| snapshot::transcript(&tail)).transpose().map_err(invalid)?;
-        let newer = Pending { report, result, transcript, arrived: Instant::now() };
+        let newer = Pending { report, outputs, result, transcript, arrived: Instant::now() };
         if self.storing.is_none() {
             self.start_storing(Some(newer));
         } else {

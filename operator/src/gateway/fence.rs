@@ -110,6 +110,22 @@ pub(super) fn judge(claim: &Claim, run: Option<&SubagentRun>) -> Result<(), Refu
     Ok(())
 }
 
+/// Decides whether this turn's output may be stored, for a claim that holds: the newest turn that is recorded, until its end is
+/// reported. So a worker stores at most one output at a time, and each under its own turn.
+pub(super) fn judge_turn(claim: &Claim, run: &SubagentRun, turn: i64) -> Result<(), Refusal> {
+    use RefusalReason::{Invalid, NotCurrent};
+    if run.spec.activation.is_none() {
+        return Err(Refusal::last(Invalid, "the output of a turn is stored for an activation of a child alone"));
+    }
+    let report = run.status.as_ref().and_then(|status| status.report.as_ref());
+    let newest = report.filter(|report| report.attempt == claim.attempt).and_then(|report| report.turns.last());
+    match newest {
+        Some(newest) if newest.turn == turn && newest.stop_reason.is_none() => Ok(()),
+        Some(newest) if newest.turn >= turn => Err(Refusal::last(NotCurrent, format!("turn {turn} is over"))),
+        _ => Err(Refusal::last(Invalid, format!("turn {turn} is not recorded"))),
+    }
+}
+
 /// True when the attempts' list, too, gives the claimed attempt to another pod, or this pod to another attempt.
 fn names_another_pod(status: &subagent_crds::SubagentRunStatus, claim: &Claim) -> bool {
     status.attempts.iter().any(|attempt| {
@@ -194,6 +210,28 @@ mod tests {
     ) {
         let refusal = judge(&claim(attempt, seq), Some(&run(status))).unwrap_err();
         assert_eq!((refusal.reason, refusal.retry), (reason, retry), "{refusal:?}");
+    }
+
+    #[rstest]
+    #[case::running(json!([{"turn": 1, "stopReason": "Completed"}, {"turn": 2}]), 2, None)]
+    #[case::c41_over(json!([{"turn": 1}, {"turn": 2, "stopReason": "Completed"}]), 2, Some(RefusalReason::NotCurrent))]
+    #[case::an_older_one(json!([{"turn": 1, "stopReason": "Completed"}, {"turn": 2}]), 1, Some(RefusalReason::NotCurrent))]
+    #[case::not_recorded(json!([{"turn": 1}]), 2, Some(RefusalReason::Invalid))]
+    #[case::none_recorded(json!([]), 1, Some(RefusalReason::Invalid))]
+    fn c31_only_the_turn_that_runs_has_its_output_stored(
+        #[case] turns: Value,
+        #[case] turn: i64,
+        #[case] refused: Option<RefusalReason>,
+    ) {
+        let report = json!({"podUID": "pod-2", "attempt": 2, "seq": 5, "turns": turns});
+        let mut run = run(with(json!({"report": report})));
+        let judged = |run: &SubagentRun, attempt| judge_turn(&claim(attempt, 5), run, turn).err();
+        assert_eq!(judged(&run, 2).map(|refusal| refusal.reason), Some(RefusalReason::Invalid), "not an activation");
+        run.spec.activation = Some(Default::default());
+        let refusal = judged(&run, 2);
+        assert_eq!(refusal.as_ref().map(|refusal| refusal.reason), refused);
+        assert!(refusal.is_none_or(|refusal| !refusal.retry));
+        assert_eq!(judged(&run, 3).map(|refusal| refusal.reason), Some(RefusalReason::Invalid), "of another attempt");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use rustls::ServerConfig;
 use std::{sync::Arc, time::Duration};
 use subagent_link::{
     CHECKPOINT_PATH, CheckpointDownload, CheckpointUpload, LINK_PATH, MAX_MESSAGE_BYTES, RESULT_PATH, ResultUpload,
+    TURN_PATH,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -62,6 +63,7 @@ pub(super) async fn serve(
     let router = Router::new()
         .route(LINK_PATH, any(link))
         .route(RESULT_PATH, put(result))
+        .route(TURN_PATH, put(result))
         .route(CHECKPOINT_PATH, put(take_checkpoint).get(give_checkpoint))
         .with_state(shared);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {

@@ -13,8 +13,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subagent_crds::report::{Report, RunResult};
 use subagent_link::{
-    MAX_INLINE_RESULT_BYTES, MAX_SNAPSHOT_BYTES, MAX_TRANSCRIPT_BYTES, ResultPart, ResultPayload, Snapshot,
-    TranscriptPayload,
+    MAX_INLINE_RESULT_BYTES, MAX_PREVIEW_BYTES, MAX_SNAPSHOT_BYTES, MAX_TRANSCRIPT_BYTES, ResultPart, ResultPayload,
+    STORED_OUTPUT_BYTES, Snapshot, TranscriptPayload, TurnOutput,
 };
 
 /// The schema cannot be used.
@@ -148,13 +148,68 @@ pub(super) fn report(rules: &Rules, claim: &Claim, seq: i64, snapshot: &Snapshot
     fields.insert("podUID".to_owned(), claim.pod_uid.clone().into());
     fields.insert("attempt".to_owned(), claim.attempt.into());
     fields.insert("seq".to_owned(), seq.into());
-    let size = value.to_string().len();
+    // What is to be proven first comes into it then, and has its room.
+    let outputs = snapshot.turns.iter().filter(|turn| turn.output.is_some()).count();
+    let size = value.to_string().len() + outputs * STORED_OUTPUT_BYTES;
     if size > MAX_SNAPSHOT_BYTES {
         return Err(invalid("report", format!("has {size} bytes, the limit is {MAX_SNAPSHOT_BYTES}")));
+    }
+    let turns = value.get_mut("turns").and_then(Value::as_array_mut);
+    for turn in turns.into_iter().flatten().filter_map(Value::as_object_mut) {
+        turn.remove("output");
     }
     rules.check(&value, "report")?;
     serde_json::from_value(value).map_err(not_json)
 }
+
+/// The output of a turn. What was uploaded is to be proven stored before the report names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReportedOutput {
+    /// Number of the turn.
+    pub turn: i64,
+    /// Content that is not text, how often.
+    pub other_blocks: i64,
+    /// SHA-256 of the text in lower-case hex.
+    pub sha256: String,
+    /// Size of the text in bytes.
+    pub size: i64,
+    /// The text, when its preview does not hold it.
+    pub text: Option<Part>,
+    /// The content that is not text, when there is any.
+    pub blocks: Option<Part>,
+}
+
+/// Checks the outputs of turns that a snapshot names.
+pub(super) fn outputs(snapshot: &Snapshot, max_bytes: i64) -> Result<Vec<ReportedOutput>, Invalid> {
+    let named = snapshot.turns.iter().filter_map(|turn| Some((turn.turn, turn.output.as_ref()?)));
+    named.map(|(turn, output)| reported(turn, output, max_bytes)).collect()
+}
+
+fn reported(turn: i64, output: &TurnOutput, max_bytes: i64) -> Result<ReportedOutput, Invalid> {
+    let TurnOutput { sha256, size, other_blocks, blocks } = output;
+    let of = |which, sha256: &String, size| {
+        part(Part { turn: Some(turn), part: which, sha256: sha256.clone(), size }, max_bytes)
+    };
+    let text = output.has_text().then(|| of(ResultPart::Text, sha256, *size)).transpose()?;
+    let blocks = blocks.as_ref().map(|blocks| of(ResultPart::Blocks, &blocks.sha256, blocks.size)).transpose()?;
+    if text.is_none() && blocks.is_none() {
+        return Err(invalid("report.turns.output", "names nothing that is uploaded"));
+    }
+    if !is_digest(sha256) || *size < 0 || !(0..=MAX_OTHER_BLOCKS).contains(other_blocks) {
+        return Err(invalid("report.turns.output", "has a digest, a size or a count that is none"));
+    }
+    let together = size + blocks.as_ref().map_or(0, |blocks| blocks.size);
+    if together > max_bytes {
+        return Err(invalid(
+            "report.turns.output",
+            format!("has {together} bytes; it is never cut, the turn fails instead"),
+        ));
+    }
+    Ok(ReportedOutput { turn, other_blocks: *other_blocks, sha256: sha256.clone(), size: *size, text, blocks })
+}
+
+/// Most content blocks that are counted; the bound of the schema.
+const MAX_OTHER_BLOCKS: i64 = 1_000_000;
 
 /// Checks that the checkpoint is one of this very activation. The next one restores what the report names: a worker must not
 /// name another child's.
@@ -176,22 +231,27 @@ pub(super) struct Reported {
     pub result: RunResult,
     /// The content that is not text, when it was uploaded.
     pub blocks: Option<Part>,
+    /// The turn as whose output all that was uploaded.
+    pub turn: Option<i64>,
 }
 
 impl Reported {
     /// The text, when it was uploaded.
     pub fn text(&self) -> Option<Part> {
         let RunResult { text, sha256, size, .. } = &self.result;
-        text.is_none().then(|| Part { part: ResultPart::Text, sha256: sha256.clone(), size: *size })
+        text.is_none().then(|| Part { turn: self.turn, part: ResultPart::Text, sha256: sha256.clone(), size: *size })
     }
 }
 
 /// Makes the result. The digest of a text is computed again: what is stored is what the digest says.
 pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> Result<Reported, Invalid> {
     let never_cut = |bytes| invalid("result", format!("has {bytes} bytes; it is never cut, a worker fails instead"));
+    // What has its place in the status is never only somewhere else, whatever it was uploaded as.
+    let of =
+        |which, sha256: &String, size| part(Part { turn: None, part: which, sha256: sha256.clone(), size }, max_bytes);
     let blocks = match &payload.blocks {
         None => None,
-        Some(blocks) => Some(part(ResultPart::Blocks, &blocks.sha256, blocks.size, max_bytes)?),
+        Some(blocks) => Some(Part { turn: payload.turn, ..of(ResultPart::Blocks, &blocks.sha256, blocks.size)? }),
     };
     match &payload.text {
         Some(text) => {
@@ -206,7 +266,7 @@ pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> 
             }
         }
         None => {
-            part(ResultPart::Text, &payload.sha256, payload.size, max_bytes)?;
+            of(ResultPart::Text, &payload.sha256, payload.size)?;
         }
     }
     // Each part is within the bound, so the sum cannot overflow.
@@ -214,7 +274,7 @@ pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> 
     if whole > max_bytes {
         return Err(never_cut(whole));
     }
-    if !(0..=1_000_000).contains(&payload.other_blocks) {
+    if !(0..=MAX_OTHER_BLOCKS).contains(&payload.other_blocks) {
         return Err(invalid("result.otherBlocks", "is out of range"));
     }
     let result = RunResult {
@@ -225,21 +285,28 @@ pub(super) fn result(claim: &Claim, payload: &ResultPayload, max_bytes: i64) -> 
         size: payload.size,
         ..RunResult::default()
     };
-    Ok(Reported { result, blocks })
+    Ok(Reported { result, blocks, turn: payload.turn })
 }
 
 /// Checks what is or was uploaded. A text that fits the status has no other home than that.
-pub(super) fn part(part: ResultPart, sha256: &str, size: i64, max_bytes: i64) -> Result<Part, Invalid> {
-    let inline = i64::try_from(MAX_INLINE_RESULT_BYTES).unwrap_or(i64::MAX);
-    let least = if part == ResultPart::Text { inline + 1 } else { 1 };
+pub(super) fn part(part: Part, max_bytes: i64) -> Result<Part, Invalid> {
+    let (whose, inline) = match part.turn {
+        None => ("result", MAX_INLINE_RESULT_BYTES),
+        Some(_) => ("turn", MAX_PREVIEW_BYTES),
+    };
+    let inline = i64::try_from(inline).unwrap_or(i64::MAX);
+    let (least, size) = (if part.part == ResultPart::Text { inline + 1 } else { 1 }, part.size);
+    if part.turn.is_some_and(|turn| turn < 1) {
+        return Err(invalid("turn", "is a number from 1 on"));
+    }
     if size < least || size > max_bytes {
-        let path = format!("result.{}.size", part.as_str());
+        let path = format!("{whose}.{}.size", part.part.as_str());
         return Err(Invalid { path, what: format!("is {size}; uploads have {least} to {max_bytes} bytes") });
     }
-    if !is_digest(sha256) {
-        return Err(invalid("result.sha256", "is not a SHA-256 in lower-case hex"));
+    if !is_digest(&part.sha256) {
+        return Err(invalid(&format!("{whose}.sha256"), "is not a SHA-256 in lower-case hex"));
     }
-    Ok(Part { part, sha256: sha256.to_owned(), size })
+    Ok(part)
 }
 
 pub(super) fn is_digest(text: &str) -> bool {
@@ -358,7 +425,8 @@ mod tests {
 
     fn payload(text: &str) -> ResultPayload {
         let sha256 = crate::naming::hex(&Sha256::digest(text.as_bytes()));
-        ResultPayload { text: Some(text.into()), other_blocks: 0, blocks: None, sha256, size: text.len() as i64 }
+        let size = text.len() as i64;
+        ResultPayload { text: Some(text.into()), other_blocks: 0, blocks: None, sha256, size, turn: None }
     }
 
     #[rstest]
@@ -404,8 +472,58 @@ mod tests {
             assert_eq!(got.text().map(|text| text.size), Some(size));
             assert_eq!(got.blocks.map(|blocks| blocks.size), blocks.map(|blocks| blocks.size));
         }
+        let of_a_turn = result(&claim(), &ResultPayload { turn: Some(3), ..told }, 4096 * 1024);
+        assert_eq!(of_a_turn.as_ref().err().map(|error| error.path.as_str()), fault);
+        if let Ok(of_a_turn) = of_a_turn {
+            assert_eq!(of_a_turn.text().map(|text| text.turn), Some(Some(3)));
+            assert!(of_a_turn.blocks.is_none_or(|blocks| blocks.turn == Some(3)));
+        }
         let spoiled = ResultPayload { text: None, size: 20_000, sha256: "AB".repeat(32), ..payload("") };
         assert_eq!(result(&claim(), &spoiled, 4096 * 1024).unwrap_err().path, "result.sha256");
+    }
+
+    #[rstest]
+    #[case::as_large_as_allowed(4096 * 1024, None, None)]
+    #[case::one_byte_more(4096 * 1024 + 1, None, Some("turn.text.size"))]
+    #[case::nothing_but_a_preview(1024, None, Some("report.turns.output"))]
+    #[case::one_byte_more_than_that(1025, None, None)]
+    #[case::blocks_alone(0, Some(1), None)]
+    #[case::together_too_large(2000, Some(4096 * 1024 - 1999), Some("report.turns.output"))]
+    #[case::no_blocks_at_all(2000, Some(0), Some("turn.blocks.size"))]
+    #[case::negative(-1, Some(9), Some("report.turns.output"))]
+    fn t3_the_output_of_a_turn_is_bounded(#[case] size: i64, #[case] blocks: Option<i64>, #[case] fault: Option<&str>) {
+        let sha256 = "0a".repeat(32);
+        let blocks = blocks.map(|size| ContentDigest { sha256: sha256.clone(), size });
+        let output = TurnOutput { sha256: sha256.clone(), size, other_blocks: 1, blocks };
+        let mut told = snapshot(full());
+        told.turns[0].output = Some(output);
+        let got = outputs(&told, 4096 * 1024);
+        assert_eq!(got.as_ref().err().map(|error| error.path.as_str()), fault);
+        if let Ok([got]) = got.as_deref() {
+            let parts = [&got.text, &got.blocks].into_iter().flatten();
+            assert!(parts.clone().count() > 0 && parts.clone().all(|part| part.turn == Some(1)), "{got:?}");
+        }
+        // Nothing of it is in the report before it is proven.
+        let rules = Rules::of_reports().unwrap();
+        assert_eq!(report(&rules, &claim(), 1, &told).unwrap().turns[0].output, None);
+    }
+
+    /// T5: with what the gateway adds a report is still within its bound.
+    #[test]
+    fn t5_an_output_has_room_in_the_report() {
+        let rules = Rules::of_reports().unwrap();
+        let told = |padding: usize| {
+            let mut told = snapshot(full());
+            told.other.insert("newer".into(), "x".repeat(padding).into());
+            told.turns[0].output = Some(TurnOutput { sha256: "0a".repeat(32), size: 2000, ..TurnOutput::default() });
+            told
+        };
+        let fits = |padding| report(&rules, &claim(), 1, &told(padding)).is_ok();
+        let most = (0..MAX_SNAPSHOT_BYTES).rev().step_by(64).find(|padding| fits(*padding)).unwrap();
+        let mut full = serde_json::to_value(report(&rules, &claim(), 1, &told(most)).unwrap()).unwrap();
+        full["turns"][0]["output"] =
+            json!({"ref": "r".repeat(90), "chunks": 64, "sha256": "0a".repeat(32), "size": 2000});
+        assert!(full.to_string().len() <= MAX_SNAPSHOT_BYTES, "{}", full.to_string().len());
     }
 
     #[test]

@@ -7,12 +7,13 @@
 use super::{
     Gateway,
     fence::{Claim, Refusal, judge},
-    snapshot::Reported,
+    snapshot::{Reported, ReportedOutput},
 };
 use crate::{
     api::{self, ReadError, WriteError},
     archive::{
-        Owner, result,
+        Owner,
+        result::{self, Part, Whole},
         transcript::{self, Archived, Tail},
     },
     settings::CALL_TIMEOUT,
@@ -25,8 +26,8 @@ use kube::{
 };
 use serde_json::{Value, json};
 use subagent_crds::{
-    SubagentRun, bounds, conditions, names,
-    report::{Checkpoint, OtherContent, Report, RunResult, Transcript, TranscriptSource},
+    StopReason, SubagentRun, bounds, conditions, names,
+    report::{Checkpoint, OtherContent, Report, RunResult, Transcript, TranscriptSource, TurnOutput},
 };
 use subagent_link::RefusalReason;
 
@@ -53,6 +54,19 @@ impl Stored {
         self.report.as_ref().filter(|report| report.attempt == attempt).map_or(0, |report| report.seq)
     }
 
+    /// A turn's output that the stored report names: it was proven then.
+    fn output(&self, attempt: i32, reported: &ReportedOutput) -> Option<&TurnOutput> {
+        let report = self.report.as_ref().filter(|report| report.attempt == attempt)?;
+        let turn = report.turns.iter().find(|turn| turn.turn == reported.turn)?;
+        let digest = |blocks: &OtherContent| (blocks.sha256.clone(), blocks.size);
+        turn.output.as_ref().filter(|known| {
+            (&known.sha256, known.size, known.other_blocks) == (&reported.sha256, reported.size, reported.other_blocks)
+                && known.ref_.is_some() == reported.text.is_some()
+                && known.blocks.as_ref().map(digest)
+                    == reported.blocks.as_ref().map(|blocks| (blocks.sha256.clone(), blocks.size))
+        })
+    }
+
     /// What the fields are after a report. What it does not bring stays, also from an earlier attempt: that is the
     /// partial output.
     fn with(&self, report: Report, result: Option<RunResult>, transcript: Option<Transcript>) -> Self {
@@ -67,7 +81,9 @@ impl Stored {
 /// A checked report that waits to be stored.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
+    /// Without the outputs of its turns.
     pub report: Report,
+    pub outputs: Vec<ReportedOutput>,
     pub result: Option<Reported>,
     pub transcript: Option<Tail>,
     pub arrived: tokio::time::Instant,
@@ -82,6 +98,7 @@ impl Pending {
             transcript: newer.transcript.or(self.transcript),
             arrived: self.arrived,
             report: newer.report,
+            outputs: newer.outputs,
         }
     }
 }
@@ -107,6 +124,25 @@ impl Place {
     }
 }
 
+/// Where the parts of an output are.
+#[derive(Debug, Default)]
+struct Proven {
+    text: Option<Whole>,
+    blocks: Option<OtherContent>,
+}
+
+/// The report with the outputs of its turns. A turn whose output is lost did not complete, whatever its worker says (c31).
+fn with_outputs(mut report: Report, outputs: Vec<(i64, Option<TurnOutput>)>) -> Report {
+    for (number, output) in outputs {
+        let Some(turn) = report.turns.iter_mut().find(|turn| turn.turn == number) else { continue };
+        if output.is_none() && turn.stop_reason.as_deref() == Some(StopReason::Completed.as_str()) {
+            turn.stop_reason = Some(StopReason::Error.as_str().to_owned());
+        }
+        turn.output = output;
+    }
+    report
+}
+
 /// The apply. `None` is left out: a null would be stored as a value.
 fn body(run_name: &str, fields: &Stored) -> Value {
     let mut status = serde_json::Map::new();
@@ -129,12 +165,13 @@ fn body(run_name: &str, fields: &Stored) -> Value {
 }
 
 impl Gateway {
-    /// Stores a report: the transcript's ConfigMap first, an uploaded result proven, then the status.
+    /// Stores a report: the transcript's ConfigMap first, an uploaded result and the outputs of turns proven, then the status.
     pub async fn store(&self, place: &Place, stored: &Stored, pending: Pending) -> Result<Stored, Refusal> {
         let unavailable = |error: &dyn std::fmt::Display| {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "report not stored");
             Refusal::later(RefusalReason::Unavailable, "the API server could not store the report")
         };
+        let outputs = self.outputs(place, stored, pending.outputs).await.map_err(|error| unavailable(&error))?;
         let result = match pending.result {
             None => None,
             Some(reported) => self.proven(place, reported).await.map_err(|error| unavailable(&error))?,
@@ -149,7 +186,7 @@ impl Gateway {
         };
         let seq = pending.report.seq;
         let checkpoint = pending.report.checkpoint.clone().filter(|new| !stored.has_checkpoint(new));
-        let fields = stored.with(pending.report, result, transcript);
+        let fields = stored.with(with_outputs(pending.report, outputs), result, transcript);
         let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
         // Force, because a field may be shared: a controller archives the log of a worker that could not.
         let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
@@ -178,33 +215,75 @@ impl Gateway {
     /// The result as it goes into the status: what was uploaded is there, whole, or there is no result. The controller
     /// never makes a run Completed without one (contract c31).
     async fn proven(&self, place: &Place, reported: Reported) -> Result<Option<RunResult>, ReadError> {
-        let (owner, text) = (place.owner(), reported.text());
-        let Reported { mut result, blocks } = reported;
-        let lacks = |what: &str| {
-            let why = format!("the {what} that the worker had uploaded is not there any more, so the result is lost");
-            tracing::warn!(namespace = place.namespace, run = place.run_name, why, "result not stored");
-            self.warn(place, "ResultNotStored", why);
+        let text = reported.text();
+        let Reported { mut result, blocks, .. } = reported;
+        let Some(proven) = self.prove(place, text, blocks).await? else {
+            self.is_lost(place, "the result");
+            return Ok(None);
         };
-        if let Some(text) = text {
-            let Some(whole) = result::prove(&self.client, &owner, &text).await? else {
-                lacks("text");
-                return Ok(None);
+        if let Some(text) = proven.text {
+            (result.ref_, result.chunks) = (Some(text.reference), Some(text.chunks));
+        }
+        result.blocks = proven.blocks;
+        Ok(Some(result))
+    }
+
+    /// The outputs of turns as they go into the report, `None` for one that is not there whole. One that a report names already
+    /// was proven then, and does not change.
+    async fn outputs(
+        &self,
+        place: &Place,
+        stored: &Stored,
+        reported: Vec<ReportedOutput>,
+    ) -> Result<Vec<(i64, Option<TurnOutput>)>, ReadError> {
+        let mut outputs = Vec::new();
+        for output in reported {
+            let turn = output.turn;
+            let known = stored.output(place.claim.attempt, &output).cloned();
+            let output = match known {
+                Some(known) => Some(known),
+                None => self.proven_output(place, output).await?,
             };
-            (result.ref_, result.chunks) = (Some(whole.reference), Some(whole.chunks));
+            outputs.push((turn, output));
+        }
+        Ok(outputs)
+    }
+
+    async fn proven_output(&self, place: &Place, output: ReportedOutput) -> Result<Option<TurnOutput>, ReadError> {
+        let ReportedOutput { turn, other_blocks, sha256, size, text, blocks } = output;
+        let Some(proven) = self.prove(place, text, blocks).await? else {
+            self.is_lost(place, &format!("the output of turn {turn}"));
+            return Ok(None);
+        };
+        let (ref_, chunks) = proven.text.map(|whole| (whole.reference, whole.chunks)).unzip();
+        Ok(Some(TurnOutput { ref_, chunks, other_blocks, blocks: proven.blocks, sha256, size }))
+    }
+
+    /// Where what was uploaded is. `None` when something of it is not there.
+    async fn prove(
+        &self,
+        place: &Place,
+        text: Option<Part>,
+        blocks: Option<Part>,
+    ) -> Result<Option<Proven>, ReadError> {
+        let owner = place.owner();
+        let mut proven = Proven::default();
+        if let Some(text) = text {
+            let Some(whole) = result::prove(&self.client, &owner, &text).await? else { return Ok(None) };
+            proven.text = Some(whole);
         }
         if let Some(blocks) = blocks {
-            let Some(whole) = result::prove(&self.client, &owner, &blocks).await? else {
-                lacks("content");
-                return Ok(None);
-            };
-            result.blocks = Some(OtherContent {
-                ref_: whole.reference,
-                chunks: whole.chunks,
-                sha256: blocks.sha256,
-                size: blocks.size,
-            });
+            let Some(whole) = result::prove(&self.client, &owner, &blocks).await? else { return Ok(None) };
+            let (ref_, chunks) = (whole.reference, whole.chunks);
+            proven.blocks = Some(OtherContent { ref_, chunks, sha256: blocks.sha256, size: blocks.size });
         }
-        Ok(Some(result))
+        Ok(Some(proven))
+    }
+
+    fn is_lost(&self, place: &Place, what: &str) {
+        let why = format!("what the worker had uploaded is not there any more, so {what} is lost");
+        tracing::warn!(namespace = place.namespace, run = place.run_name, why, "result not stored");
+        self.warn(place, "ResultNotStored", why);
     }
 
     fn noted(&self, place: &Place, archived: Archived) -> Transcript {
@@ -322,12 +401,59 @@ mod tests {
     #[test]
     fn a_waiting_result_is_not_lost_to_a_newer_report() {
         let at = tokio::time::Instant::now();
-        let reported = Reported { result: result("a"), blocks: None };
-        let older = Pending { report: report(1, 1), result: Some(reported.clone()), transcript: None, arrived: at };
-        let later = at + std::time::Duration::from_secs(1);
-        let newer = Pending { report: report(1, 2), result: None, transcript: None, arrived: later };
+        let reported = Reported { result: result("a"), blocks: None, turn: None };
+        let pending = |seq, result, outputs, arrived| Pending {
+            report: report(1, seq),
+            outputs,
+            result,
+            transcript: None,
+            arrived,
+        };
+        let older = pending(1, Some(reported.clone()), vec![], at);
+        let outputs = vec![output(1, "ab")];
+        let newer = pending(2, None, outputs.clone(), at + std::time::Duration::from_secs(1));
         let both = older.absorbed_by(newer);
         assert_eq!((both.report.seq, both.result, both.arrived), (2, Some(reported), at));
+        assert_eq!(both.outputs, outputs, "a snapshot is cumulative");
+    }
+
+    fn output(turn: i64, sha256: &str) -> ReportedOutput {
+        let part = Part { turn: Some(turn), part: subagent_link::ResultPart::Text, sha256: sha256.into(), size: 2000 };
+        ReportedOutput { turn, other_blocks: 0, sha256: sha256.into(), size: 2000, text: Some(part), blocks: None }
+    }
+
+    fn with_turns(turns: serde_json::Value) -> Report {
+        Report { turns: serde_json::from_value(turns).unwrap(), ..report(1, 1) }
+    }
+
+    /// What a report names was proven; nothing else is believed without a look.
+    #[rstest]
+    #[case::the_same(1, output(1, "ab"), true)]
+    #[case::another_turn(1, output(2, "ab"), false)]
+    #[case::another_text(1, output(1, "cd"), false)]
+    #[case::with_more(1, ReportedOutput { blocks: output(1, "cd").text, ..output(1, "ab") }, false)]
+    #[case::another_attempt(2, output(1, "ab"), false)]
+    fn c31_only_a_stored_output_is_not_proven_again(
+        #[case] attempt: i32,
+        #[case] reported: ReportedOutput,
+        #[case] is_known: bool,
+    ) {
+        let named = serde_json::json!({"ref": "r", "chunks": 1, "sha256": "ab", "size": 2000});
+        let report = with_turns(serde_json::json!([{"turn": 1, "output": named}]));
+        let stored = Stored { report: Some(report), ..Stored::default() };
+        assert_eq!(stored.output(attempt, &reported).is_some(), is_known);
+    }
+
+    #[test]
+    fn c31_a_turn_whose_output_is_lost_did_not_complete() {
+        let turns = serde_json::json!([
+            {"turn": 1, "stopReason": "Completed"}, {"turn": 2, "stopReason": "Refusal"}, {"turn": 3, "stopReason": "Completed"},
+        ]);
+        let kept = TurnOutput { size: 9, ..TurnOutput::default() };
+        let got = with_outputs(with_turns(turns), vec![(1, None), (2, None), (3, Some(kept.clone()))]);
+        let words: Vec<_> = got.turns.iter().map(|turn| turn.stop_reason.as_deref().unwrap_or_default()).collect();
+        assert_eq!(words, ["Error", "Refusal", "Completed"]);
+        assert_eq!(got.turns[2].output, Some(kept));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! Uploads: a result that fits no message, stored before the report that names it (design section 7).
+//! Uploads: a result that fits no message, or the output of a turn, stored before the report that names it (design section 7).
 //!
 //! The same token and the same fence as for a hello. Stateless: another replica may get the report, and proves by live
 //! reads that everything is there.
 
 use super::{
     Gateway, auth,
-    fence::{Refusal, reason_name},
+    fence::{Refusal, judge_turn, reason_name},
     snapshot,
     store::Place,
 };
@@ -20,6 +20,7 @@ use axum::{
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use std::{sync::Arc, time::Duration};
+use subagent_crds::{SubagentRun, names};
 use subagent_link::{RefusalReason, ResultUpload};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -84,7 +85,7 @@ pub(super) fn refused(refusal: Refusal) -> Answer {
 /// Takes an upload. `NO_CONTENT` once it is stored whole.
 pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload, body: Body) -> Answer {
     let answer = match admit(gateway, headers, upload).await {
-        Ok((place, part)) => take(gateway, &place, &part, body).await.err(),
+        Ok(admitted) => take(gateway, &admitted, body).await.err(),
         Err(answer) => {
             discard(body, subagent_link::MAX_RESULT_BYTES, DISCARD_TIMEOUT).await;
             Some(answer)
@@ -95,24 +96,51 @@ pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: Res
     answer
 }
 
+/// An upload that is to be taken.
+struct Announced {
+    place: Place,
+    part: Part,
+    /// By which the output of a turn is found.
+    labels: Vec<(&'static str, String)>,
+}
+
 /// Who uploads, and what: known before a byte of the content is held in memory.
-async fn admit(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload) -> Result<(Place, Part), Answer> {
+async fn admit(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload) -> Result<Announced, Answer> {
     let Some(token) = auth::bearer(headers) else {
         return Err((StatusCode::UNAUTHORIZED, "a bearer token is required".to_owned()));
     };
     let limit = gateway.max_result_bytes;
-    let part = snapshot::part(upload.part, &upload.sha256, upload.size, limit).map_err(invalid)?;
-    let (place, _) = gateway.fence(token, upload.run_uid, upload.attempt).await.map_err(|refusal| {
+    let ResultUpload { run_uid, attempt, turn, part, sha256, size } = upload;
+    let part = snapshot::part(Part { turn, part, sha256, size }, limit).map_err(invalid)?;
+    let refused = |refusal| {
         gateway.refused(&refusal);
         refused(refusal)
-    })?;
-    Ok((place, part))
+    };
+    let (place, run) = gateway.fence(token, run_uid, attempt).await.map_err(refused)?;
+    let labels = match turn {
+        None => vec![],
+        Some(turn) => {
+            judge_turn(&place.claim, &run, turn).map_err(refused)?;
+            labels(&run, turn)
+        }
+    };
+    Ok(Announced { place, part, labels })
 }
 
-async fn take(gateway: &Arc<Gateway>, place: &Place, part: &Part, body: Body) -> Result<(), Answer> {
-    let _room = gateway.room.take(part.size).await?;
-    let text = content(part, body).await?;
-    gateway.store_part(place, part, &text).await
+/// Child, activation and turn, so that a person finds an output by them.
+fn labels(run: &SubagentRun, turn: i64) -> Vec<(&'static str, String)> {
+    let Some(activation) = &run.spec.activation else { return vec![] };
+    vec![
+        (names::SUBAGENT_LABEL, activation.subagent_ref.name.clone()),
+        (names::EPOCH_LABEL, activation.epoch.to_string()),
+        (names::TURN_LABEL, turn.to_string()),
+    ]
+}
+
+async fn take(gateway: &Arc<Gateway>, announced: &Announced, body: Body) -> Result<(), Answer> {
+    let _room = gateway.room.take(announced.part.size).await?;
+    let text = content(&announced.part, body).await?;
+    gateway.store_part(announced, &text).await
 }
 
 /// Reads a content that is not taken, without keeping it: the end of a connection with unread data could take the answer
@@ -151,9 +179,10 @@ async fn content(part: &Part, body: Body) -> Result<String, Answer> {
 }
 
 impl Gateway {
-    async fn store_part(&self, place: &Place, part: &Part, text: &str) -> Result<(), Answer> {
+    async fn store_part(&self, announced: &Announced, text: &str) -> Result<(), Answer> {
+        let Announced { place, part, labels } = announced;
         let Place { namespace, run_name, .. } = place;
-        match result::store(&self.client, &place.owner(), part, text).await {
+        match result::store(&self.client, &place.owner(), part, labels, text).await {
             Ok(Ok(written)) => {
                 for _ in 0..written {
                     self.metrics.wrote("gateway", "configmap");
@@ -162,6 +191,7 @@ impl Gateway {
                     namespace,
                     run = run_name,
                     part = part.part.as_str(),
+                    turn = part.turn,
                     size = part.size,
                     "result stored"
                 );
@@ -197,7 +227,7 @@ mod tests {
 
     fn part(text: &[u8]) -> Part {
         let sha256 = crate::naming::hex(&Sha256::digest(text));
-        Part { part: ResultPart::Text, sha256, size: text.len() as i64 }
+        Part { turn: None, part: ResultPart::Text, sha256, size: text.len() as i64 }
     }
 
     #[rstest]

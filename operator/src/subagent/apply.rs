@@ -2,7 +2,7 @@
 //! a deterministic name.
 
 use super::{
-    events, memory,
+    events, memory, outputs,
     placing::Change,
     plan::{Step, World, gives_up_session},
     pruning::PastRun,
@@ -89,6 +89,12 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
     match step {
         Step::Wait(after) => Ok(Applied::Done(after)),
         Step::Status(status) => Ok(Applied::Child(Box::new(write_status(context, &children, child, &status).await?))),
+        Step::Shed(config_maps, status) => {
+            if let Some(run) = world.run.ours() {
+                outputs::remove(&context.client, run, &config_maps).await?;
+            }
+            Ok(Applied::Child(Box::new(write_status(context, &children, child, &status).await?)))
+        }
         Step::AddFinalizer => {
             let mut finalizers = child.metadata.finalizers.clone().unwrap_or_default();
             finalizers.push(names::SUBAGENT_FINALIZER.into());

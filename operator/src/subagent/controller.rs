@@ -261,6 +261,7 @@ fn kind(step: &plan::Step) -> &'static str {
     match step {
         plan::Step::AddFinalizer => "AddFinalizer",
         plan::Step::Status(_) => "Status",
+        plan::Step::Shed(..) => "Shed",
         plan::Step::CreateClaim(_) => "CreateClaim",
         plan::Step::CreateRun(_) => "CreateRun",
         plan::Step::ChangeRun(_) => "ChangeRun",

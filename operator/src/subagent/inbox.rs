@@ -373,7 +373,7 @@ impl<'a> Inbox<'a> {
                 message_id: turn.message_id.clone().unwrap_or_default(),
                 stop_reason,
                 preview: turn.preview.clone(),
-                output: None,
+                output: turn.output.clone(),
                 at: turn.finished_at.clone().unwrap_or_default(),
             };
             // Of one that failed or was cancelled the session may know nothing: an empty one is not a lost one then (c40).

@@ -3,11 +3,12 @@
 //!
 //! The order is what makes it safe. What becomes of messages is stored before anything is told to a run; a number is claimed, and
 //! the UID of the workspace's claim is stored, before its run is created; the run's UID is stored before it may have a pod; what a run came to is stored before its
-//! finalizer leaves; an id is remembered before its entry leaves.
+//! finalizer leaves; an id is remembered before its entry leaves; what a turn left is removed before the turn leaves.
 
 use super::{
     inbox::{self, Found},
     memory::Memory,
+    outputs,
     placing::{self, Change},
     pruning::{self, PastRun},
     status,
@@ -137,6 +138,8 @@ pub enum Step {
     AddFinalizer,
     /// Write the status.
     Status(Box<SubagentStatus>),
+    /// Remove these ConfigMaps of the activation's run, and then write the status, which lists their turns no more.
+    Shed(Vec<String>, Box<SubagentStatus>),
     /// Create the claim of its workspace, as JSON.
     CreateClaim(Box<Value>),
     /// Create the run of the claimed activation.
@@ -193,7 +196,11 @@ pub fn next(world: &World, now: Timestamp) -> Step {
         return step;
     }
     let new = status::advanced(child, world, now);
-    if new != old { Step::Status(Box::new(new)) } else { carry_out(world, &old, now) }
+    if new == old {
+        return carry_out(world, &old, now);
+    }
+    let leaving = outputs::leaving(&old, &new);
+    if leaving.is_empty() { Step::Status(Box::new(new)) } else { Step::Shed(leaving, Box::new(new)) }
 }
 
 fn has_finalizer(child: &Subagent) -> bool {

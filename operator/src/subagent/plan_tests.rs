@@ -381,7 +381,7 @@ fn c40_only_turns_that_the_agent_completed_count(#[case] ended: &str, #[case] st
 }
 
 #[test]
-fn a_large_output_is_found_from_the_turn() {
+fn what_an_older_worker_stored_as_the_result_is_found_from_the_turn() {
     let mut world = started();
     settle(&mut world, 2);
     report(&mut world, done_turn());
@@ -391,8 +391,55 @@ fn a_large_output_is_found_from_the_turn() {
     run_of(&mut world).status.as_mut().unwrap().result = Some(serde_json::from_value(result).unwrap());
     settle(&mut world, 4);
     let output = status(&world).turns[0].output.as_ref().unwrap();
-    assert_eq!((output.ref_.as_str(), output.chunks, output.size), ("c-1-result", 3, 70_000));
+    assert_eq!((output.ref_.as_deref(), output.chunks, output.size), (Some("c-1-result"), Some(3), 70_000));
     assert_eq!(status(&world).last_result.as_ref().unwrap().output.as_ref(), Some(output));
+}
+
+/// c31: each turn tells where its own output is, whatever the run's result says.
+#[test]
+fn c31_every_turn_says_where_its_output_is() {
+    let mut world = started();
+    settle(&mut world, 2);
+    let output = |turn: i64| json!({"ref": format!("c-1-turn-{turn}"), "chunks": turn, "sha256": "ab", "size": 2000});
+    let turn = |number: i64| json!({"turn": number, "messageID": "m1", "stopReason": "Completed", "finishedAt": "t", "output": output(number)});
+    report(&mut world, merged(done_turn(), json!({"turns": [turn(1), turn(2)], "turnCount": 2})));
+    settle(&mut world, 3);
+    let told = |status: &SubagentStatus| -> Vec<_> {
+        status.turns.iter().chain(&status.last_result).map(|turn| json!(turn.output)).collect()
+    };
+    assert_eq!(told(status(&world)), [output(1), output(2), output(2)]);
+    over(&mut world, "Completed", "Completed");
+    let result = json!({"podUID": "pod", "ref": "c-1-turn-2", "chunks": 2, "sha256": "ab", "size": 2000});
+    run_of(&mut world).status.as_mut().unwrap().result = Some(serde_json::from_value(result).unwrap());
+    settle(&mut world, 4);
+    assert_eq!(told(status(&world)), [output(1), output(2), output(2)]);
+}
+
+/// T5: what an activation keeps is bounded; a turn leaves the list with what it had left, which goes first.
+#[test]
+fn t5_a_turn_leaves_the_list_after_its_output() {
+    let mut world = started();
+    settle(&mut world, 2);
+    let turns = |numbers: std::ops::RangeInclusive<i64>| -> Value {
+        let turn = |number: i64| {
+            let output = json!({"ref": format!("o{number}"), "chunks": 2, "sha256": "ab", "size": 2000});
+            json!({"turn": number, "messageID": "m1", "stopReason": "Completed", "finishedAt": "t", "output": output})
+        };
+        json!({"turns": numbers.map(turn).collect::<Vec<_>>(), "turnCount": 40})
+    };
+    report(&mut world, merged(done_turn(), turns(1..=32)));
+    settle(&mut world, 3);
+    assert_eq!(status(&world).turns.len(), 32);
+    report(&mut world, merged(done_turn(), turns(3..=34)));
+    let Step::Shed(removed, stored) = next(&world, at(4)) else { panic!("the oldest outputs go") };
+    assert_eq!(removed, ["o1-001", "o1-002", "o2-001", "o2-002"]);
+    assert_eq!((stored.turns.len(), stored.turns[0].turn), (32, 3));
+    assert!(
+        matches!(next(&world, at(4)), Step::Shed(again, _) if again == removed),
+        "after a crash the same once more"
+    );
+    world.child.status = Some(*stored);
+    assert!(!matches!(next(&world, at(4)), Step::Shed(..)));
 }
 
 /// R13: one that somebody deleted before its UID was stored is adopted as cancelled: nothing is prompted twice.

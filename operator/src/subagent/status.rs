@@ -20,8 +20,10 @@ use subagent_crds::{
     Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
     conditions::{self, Status},
     message::Outcome,
-    subagent_status::{ActivationState, ChildWorkspace, CurrentActivation, SeenIds, TurnOutput},
+    report::{RunResult, TurnOutput},
+    subagent_status::{ActivationState, ChildWorkspace, CurrentActivation, SeenIds},
 };
+use subagent_link::MAX_PREVIEW_BYTES;
 
 /// Reason of a child whose first session is not stored yet.
 const NO_CHECKPOINT: &str = "NoCheckpoint";
@@ -219,17 +221,26 @@ pub fn session_not_removed(old: &SubagentStatus, why: &str, now: Timestamp) -> S
     new
 }
 
-/// The result of a run is the output of its last turn. One that is too large for its status is in ConfigMaps, and the turn says
-/// in which.
+/// The result of a run is the output of its last turn. What does not fit its status is in ConfigMaps, and a turn that did not come
+/// to its end, or whose worker stored none for it, says in which.
 fn point_to_output(run: &SubagentRun, old: &SubagentStatus, new: &mut SubagentStatus) {
     let epoch = old.activation.as_ref().map(|activation| activation.epoch);
     let result = run.status.as_ref().and_then(|status| status.result.as_ref());
-    let Some((result, ref_)) = result.and_then(|result| Some((result, result.ref_.clone()?))) else { return };
-    let output =
-        TurnOutput { ref_, chunks: result.chunks.unwrap_or(1), sha256: result.sha256.clone(), size: result.size };
+    let has_whole_preview = |size| usize::try_from(size).is_ok_and(|size: usize| size <= MAX_PREVIEW_BYTES);
+    let is_elsewhere =
+        |result: &&RunResult| result.ref_.is_some() || result.blocks.is_some() && has_whole_preview(result.size);
+    let Some(result) = result.filter(is_elsewhere) else { return };
+    let output = TurnOutput {
+        ref_: result.ref_.clone(),
+        chunks: result.chunks,
+        other_blocks: result.other_blocks,
+        blocks: result.blocks.clone(),
+        sha256: result.sha256.clone(),
+        size: result.size,
+    };
     for turn in [new.turns.last_mut(), new.last_result.as_mut()].into_iter().flatten() {
         if Some(turn.epoch) == epoch {
-            turn.output = Some(output.clone());
+            turn.output.get_or_insert_with(|| output.clone());
         }
     }
 }

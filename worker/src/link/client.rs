@@ -34,7 +34,10 @@ pub enum LinkEvent {
     /// The gateway will not serve this worker again.
     Refused(RefusalReason),
     /// The gateway took the hello.
-    Connected,
+    Connected {
+        /// It takes the outputs of turns.
+        turn_outputs: bool,
+    },
     /// No connection, and why, for a person. Told once per cause.
     Trouble(String),
 }
@@ -160,10 +163,10 @@ async fn one_connection(
     let forward = async {
         while let Some(message) = messages.recv().await {
             let event = match message {
-                Heard::Welcome => {
+                Heard::Welcome { turn_outputs } => {
                     backoff.reset();
                     last_trouble.clear();
-                    LinkEvent::Connected
+                    LinkEvent::Connected { turn_outputs }
                 }
                 Heard::Message(GatewayMessage::Assignment(assignment)) => LinkEvent::Assignment(assignment),
                 Heard::Message(GatewayMessage::Ack { seq }) => LinkEvent::Acknowledged(seq),
@@ -240,6 +243,7 @@ mod tests {
             blocks: Some(ContentDigest { sha256: "0".repeat(64), size }),
             sha256: "0".repeat(64),
             size,
+            turn: Some(i64::MAX),
         };
         let transcript = TranscriptPayload {
             data: "x".repeat(MAX_TRANSCRIPT_BYTES.div_ceil(3) * 4),

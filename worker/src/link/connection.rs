@@ -84,7 +84,10 @@ pub async fn open(settings: &Settings, gateway: &Uri) -> anyhow::Result<TlsStrea
 /// What a connection told on its way.
 pub enum Heard {
     /// The gateway took the hello.
-    Welcome,
+    Welcome {
+        /// It takes the outputs of turns.
+        turn_outputs: bool,
+    },
     /// Something else than a welcome.
     Message(GatewayMessage),
 }
@@ -145,11 +148,11 @@ pub async fn serve(
                     }
                 };
                 match message {
-                    GatewayMessage::Welcome { version } if SUPPORTED_VERSIONS.contains(&version) => {
+                    GatewayMessage::Welcome { version, turn_outputs } if SUPPORTED_VERSIONS.contains(&version) => {
                         welcome = true;
-                        heard.send(Heard::Welcome).await.context("the worker ended")?;
+                        heard.send(Heard::Welcome { turn_outputs }).await.context("the worker ended")?;
                     }
-                    GatewayMessage::Welcome { version } => bail!("the gateway chose link version {version}"),
+                    GatewayMessage::Welcome { version, .. } => bail!("the gateway chose link version {version}"),
                     refused @ GatewayMessage::Refused { .. } => {
                         heard.send(Heard::Message(refused)).await.context("the worker ended")?;
                         return Ok(Ended::Refused);

@@ -80,6 +80,8 @@ pub struct Attempt {
     /// When a slow stage is to be reported; `None` once it was.
     slow_at: Option<Instant>,
     pub(super) output: Output,
+    /// The newest gateway takes the outputs of turns.
+    pub(super) takes_outputs: bool,
     /// The end that waits until its result is stored.
     pub(super) upload: Option<Upload>,
     /// What the other tasks of the thread are owed.
@@ -159,6 +161,7 @@ impl Attempt {
             stage: Stage::Connecting,
             slow_at: None,
             output: Output::new(MAX_INLINE_RESULT_BYTES, false),
+            takes_outputs: false,
             upload: None,
             share: Share::default(),
             open_prompt: None,
@@ -284,7 +287,8 @@ impl Attempt {
 
     fn hear(&mut self, event: LinkEvent) -> Wake {
         match event {
-            LinkEvent::Connected => {
+            LinkEvent::Connected { turn_outputs } => {
+                self.takes_outputs = turn_outputs;
                 self.last_trouble = None;
                 self.say("connected to the gateway");
             }

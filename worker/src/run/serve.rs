@@ -9,6 +9,7 @@ use super::{
 use crate::{
     acp::{self, OpenSession},
     inbox::{Asked, Turn},
+    ledger::Answered,
     outcome::{End, Stage, settle},
 };
 use serde_json::value::RawValue;
@@ -42,7 +43,7 @@ impl Attempt {
     }
 
     /// The turn of the first message that waits. What the agent answers is the turn's and ends nothing else. The turn counts
-    /// as done once the session it left is kept (c41).
+    /// as done once its output and the session it left are kept (c31, c41).
     async fn turn_of_first(&mut self, session: &OpenSession) -> Result<(), Halt> {
         let Some(message) = self.inbox.claim(self.ledger.turns() + 1, &timestamp()) else { return Ok(()) };
         self.output.reset();
@@ -58,12 +59,15 @@ impl Attempt {
             self.inbox.turn_over(&timestamp());
             self.tell_messages();
         }
+        let is_completed = is_completed(&end);
+        let (end, output) = self.keep_output(end).await?;
         let settlement = settle(&end, &self.circumstances);
         self.say(&format!("turn {}: {}", self.ledger.turns(), settlement.reason));
-        let checkpoint = self.keep_session(is_completed(&end)).await?;
+        let checkpoint = self.keep_session(is_completed).await?;
         self.turn = Turn::None;
         self.inbox.turn_over(&timestamp());
-        self.ledger.end_turn(settlement.stop_reason, self.output.preview(), timestamp(), checkpoint);
+        let answered = Answered { stop_reason: settlement.stop_reason, preview: self.output.preview(), output };
+        self.ledger.end_turn(answered, timestamp(), checkpoint);
         self.ledger.set_messages(self.inbox.told());
         Ok(())
     }

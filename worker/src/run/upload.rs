@@ -1,8 +1,9 @@
 //! A result that fits no report is stored before the report of the end is made (contract c31): ConfigMaps first, then
-//! the status, then the acknowledgement.
+//! the status, then the acknowledgement. So is the output of each turn of an activation before the turn counts as done.
 
 use super::{
-    attempt::{Attempt, Wake, timestamp},
+    attempt::{Attempt, Halt, Wake, timestamp},
+    beside::Signs,
     retry::{Trouble, again_and_again, in_vain},
     stop::is_completed,
 };
@@ -10,13 +11,15 @@ use crate::{
     config::Settings,
     link::{Content, put},
     outcome::{End, NotStored, Stage, StopCause},
-    output::{Whole, hex},
+    output::{Collected, Whole, hex},
     transcript::Transcript,
 };
 use hyper::body::Bytes;
 use sha2::{Digest, Sha256};
+use std::time::Duration;
 use subagent_link::{
-    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, ResultPart, ResultPayload, ResultUpload,
+    ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, MAX_PREVIEW_BYTES, ResultPart, ResultPayload,
+    ResultUpload, TurnOutput,
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
@@ -53,49 +56,109 @@ pub async fn next_of(upload: &mut Option<Upload>) -> UploadEvent {
     }
 }
 
+/// What is said while it is not stored.
+const NOT_STORED: &str = "the result is not stored";
+
 impl Attempt {
-    /// Reports the end with its output, what does not fit the report being stored first.
+    /// Stores the whole output of the turn that was answered, when its preview does not hold it; only then the turn counts as
+    /// done (c31). An older gateway gets the preview alone. One that is too large, or cannot be stored, fails a turn that would
+    /// have completed, as the result of a run does.
+    ///
+    /// # Errors
+    /// [`Halt`]: stopped, refused, or not stored.
+    pub(super) async fn keep_output(&mut self, end: End) -> Result<(End, Option<TurnOutput>), Halt> {
+        if !self.takes_outputs {
+            return Ok((end, None));
+        }
+        let whole = match self.output.collect() {
+            Collected::Whole(whole) => whole,
+            Collected::TooLarge { size, limit } if is_completed(&end) => {
+                return Ok((End::ResultTooLarge { size, limit }, None));
+            }
+            Collected::TooLarge { .. } => return Ok((end, None)),
+        };
+        let turn = self.ledger.turns();
+        let (told, contents) = self.split(whole, MAX_PREVIEW_BYTES, Some(turn));
+        if contents.is_empty() {
+            return Ok((end, None));
+        }
+        let size = size_of(&contents);
+        self.say(&format!("storing {size} bytes of the output of turn {turn}"));
+        self.enter(Stage::StoringResult);
+        let (uploader, trouble) = self.uploader();
+        let signs = Signs { trouble: (NOT_STORED, trouble), moved: None };
+        let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
+        match self.beside(async move { uploader.store(&contents).await }, grace, signs).await? {
+            Ok(()) => {
+                let ResultPayload { other_blocks, blocks, sha256, size, .. } = told;
+                Ok((end, Some(TurnOutput { sha256, size, other_blocks, blocks })))
+            }
+            Err(why) if is_completed(&end) => Err(Halt::End(End::DurabilityFailed { size, why })),
+            Err(_) => Ok((end, None)),
+        }
+    }
+
+    /// Reports the end with its output, what does not fit the report being stored first. What the last turn left is stored
+    /// already.
     pub(super) fn deliver(&mut self, end: End, whole: Whole) {
+        let stored = self.ledger.stored_output().filter(|(_, output)| self.takes_outputs && is_of(output, &whole));
+        let turn = stored.map(|(turn, _)| turn);
+        let (mut result, contents) = self.split(whole, MAX_INLINE_RESULT_BYTES, None);
+        if contents.is_empty() {
+            let (size, blocks) = (result.size, result.other_blocks);
+            let result = Some(result).filter(|_| size > 0 || blocks > 0 || is_completed(&end));
+            return self.conclude(&end, result);
+        }
+        if turn.is_some() {
+            result.turn = turn;
+            return self.conclude(&end, Some(result));
+        }
+        let bytes = size_of(&contents);
+        self.say(&format!("storing {bytes} bytes of the result"));
+        self.enter(Stage::StoringResult);
+        self.ledger.store(i64::try_from(bytes).unwrap_or(i64::MAX), timestamp());
+        let (uploader, trouble) = self.uploader();
+        let task = tokio::spawn(async move { uploader.store(&contents).await });
+        self.upload = Some(Upload { end, result, task, trouble });
+    }
+
+    /// What is said of an output, with a text of at most `inline` bytes in it, and what is to be uploaded beside that.
+    fn split(&self, whole: Whole, inline: usize, turn: Option<i64>) -> (ResultPayload, Vec<Content>) {
         let size = whole.text.len();
-        let mut result = ResultPayload {
+        let mut told = ResultPayload {
             text: None,
             other_blocks: whole.other_blocks,
             blocks: None,
             sha256: whole.sha256.clone(),
             size: i64::try_from(size).unwrap_or(i64::MAX),
+            turn: None,
         };
         let mut contents = Vec::new();
         if let Some(blocks) = whole.blocks {
             let sha256 = hex(&Sha256::digest(&blocks));
-            let content = self.content(ResultPart::Blocks, sha256.clone(), blocks);
-            result.blocks = Some(ContentDigest { sha256, size: content.announced.size });
+            let content = self.content(ResultPart::Blocks, turn, sha256.clone(), blocks);
+            told.blocks = Some(ContentDigest { sha256, size: content.announced.size });
             contents.push(content);
         }
-        if size > MAX_INLINE_RESULT_BYTES {
-            contents.push(self.content(ResultPart::Text, whole.sha256, whole.text));
+        if size > inline {
+            contents.push(self.content(ResultPart::Text, turn, whole.sha256, whole.text));
         } else {
-            result.text = Some(whole.text);
+            told.text = Some(whole.text);
         }
-        if contents.is_empty() {
-            let result = Some(result).filter(|result| size > 0 || result.other_blocks > 0 || is_completed(&end));
-            return self.conclude(&end, result);
-        }
-        let bytes: usize = contents.iter().map(|content| content.bytes.len()).sum();
-        self.say(&format!("storing {bytes} bytes of the result"));
-        self.enter(Stage::StoringResult);
-        self.ledger.store(i64::try_from(bytes).unwrap_or(i64::MAX), timestamp());
-        let (told, trouble) = watch::channel(Trouble::default());
-        let uploader = Uploader { settings: self.settings.clone(), transcript: self.transcript.clone(), told };
-        let task = tokio::spawn(async move { uploader.store(&contents).await });
-        self.upload = Some(Upload { end, result, task, trouble });
+        (told, contents)
     }
 
-    fn content(&self, part: ResultPart, sha256: String, text: String) -> Content {
+    fn content(&self, part: ResultPart, turn: Option<i64>, sha256: String, text: String) -> Content {
         let bytes = Bytes::from(text);
         let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         let (run_uid, attempt) = (self.settings.worker.run_uid.clone(), self.settings.worker.attempt);
-        let announced = ResultUpload { run_uid, attempt, part, sha256, size };
+        let announced = ResultUpload { run_uid, attempt, turn, part, sha256, size };
         Content { announced, bytes }
+    }
+
+    fn uploader(&self) -> (Uploader, watch::Receiver<Trouble>) {
+        let (told, trouble) = watch::channel(Trouble::default());
+        (Uploader { settings: self.settings.clone(), transcript: self.transcript.clone(), told }, trouble)
     }
 
     /// What is heard of the upload.
@@ -140,6 +203,16 @@ impl Attempt {
     }
 }
 
+fn size_of(contents: &[Content]) -> u64 {
+    contents.iter().map(|content| content.bytes.len() as u64).sum()
+}
+
+/// Whether the stored output of a turn is this one: what came after the turn is none of it.
+fn is_of(output: &TurnOutput, whole: &Whole) -> bool {
+    let blocks = whole.blocks.as_ref().map(|blocks| hex(&Sha256::digest(blocks)));
+    output.sha256 == whole.sha256 && output.blocks.as_ref().map(|blocks| &blocks.sha256) == blocks.as_ref()
+}
+
 /// What stores a result.
 struct Uploader {
     settings: Settings,
@@ -161,7 +234,6 @@ impl Uploader {
     }
 
     async fn store_one(&self, content: &Content) -> Outcome {
-        let what = "the result is not stored";
-        again_and_again(&self.transcript, what, &self.told, || put(&self.settings, content)).await
+        again_and_again(&self.transcript, NOT_STORED, &self.told, || put(&self.settings, content)).await
     }
 }

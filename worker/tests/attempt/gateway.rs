@@ -45,6 +45,8 @@ pub struct Report {
 /// What was uploaded and taken.
 #[derive(Clone, Debug)]
 pub struct Uploaded {
+    /// The turn whose output it is; `None` for the result of the run.
+    pub turn: Option<i64>,
     pub part: String,
     pub sha256: String,
     pub text: String,
@@ -87,6 +89,8 @@ enum Order {
 #[derive(Default)]
 struct State {
     assignment: Option<Assignment>,
+    /// It takes the outputs of turns.
+    takes_outputs: bool,
     /// Reports are stored, but no acknowledgement leaves.
     holds_acks: bool,
     /// Connections are dropped before TLS.
@@ -137,7 +141,7 @@ impl Gateway {
         let (acceptor, roots) = certificates();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("wss://localhost:{}/v1/link", listener.local_addr().unwrap().port());
-        let state = State { assignment: Some(assignment), ..State::default() };
+        let state = State { assignment: Some(assignment), takes_outputs: true, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() });
         let accepting = shared.clone();
         tokio::spawn(async move {
@@ -146,6 +150,11 @@ impl Gateway {
             }
         });
         Self { url, roots, shared }
+    }
+
+    /// It is an older one, which takes no outputs of turns.
+    pub fn is_older(&self) {
+        self.shared.lock().takes_outputs = false;
     }
 
     /// From now on reports are stored without a word.
@@ -306,7 +315,7 @@ impl State {
         if stored > seq {
             return refused(RefusalReason::WorkerLost, false);
         }
-        let mut answers = vec![GatewayMessage::Welcome { version }];
+        let mut answers = vec![GatewayMessage::Welcome { version, turn_outputs: self.takes_outputs }];
         if seq == 0 {
             answers.extend(self.assignment.clone().map(|assignment| GatewayMessage::Assignment(Box::new(assignment))));
         }
@@ -487,8 +496,9 @@ async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await?;
-    assert_eq!(route, subagent_link::RESULT_PATH);
     let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    let turn = query.get("turn").map(|turn| turn.parse().unwrap());
+    assert_eq!(route, if turn.is_some() { subagent_link::TURN_PATH } else { subagent_link::RESULT_PATH });
     assert_eq!((query["runUID"], query["attempt"], query["size"]), ("uid-1", "1", length.to_string().as_str()));
     let status = {
         let mut state = shared.lock();
@@ -500,7 +510,7 @@ async fn take_upload(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>
         };
         if next.is_none_or(|status| status == 204) {
             let (part, sha256) = (query["part"].to_owned(), query["sha256"].to_owned());
-            state.uploads.push(Uploaded { part, sha256, text: String::from_utf8(body).unwrap() });
+            state.uploads.push(Uploaded { turn, part, sha256, text: String::from_utf8(body).unwrap() });
         }
         next.unwrap_or(204)
     };

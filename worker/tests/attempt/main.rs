@@ -13,6 +13,7 @@ mod continuation;
 mod failures;
 mod link;
 mod noise;
+mod outputs;
 mod permissions;
 mod probe;
 mod processes;

@@ -88,7 +88,8 @@ async fn d2_only_the_operator_removes_revisions_and_archives() {
         "metadata": {"name": "kept", "labels": {names::PROVIDER_UID_LABEL: "u"}}, "revision": 1, "data": {},
     }))
     .expect("a revision");
-    let archive = scene.config_map(json!({"name": "kept", "labels": {names::RUN_UID_LABEL: "u"}}));
+    let labels = json!({names::RUN_UID_LABEL: "u", names::CONTENT_LABEL: names::CONTENT_TURN, names::TURN_LABEL: "1"});
+    let archive = scene.config_map(json!({"name": "kept", "labels": labels}));
     let ns = &scene.namespace().name;
     let revisions = |client: &Client| -> Api<ControllerRevision> { Api::namespaced(client.clone(), ns) };
     let archives = |client: &Client| -> Api<ConfigMap> { Api::namespaced(client.clone(), ns) };

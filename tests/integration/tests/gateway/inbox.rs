@@ -10,7 +10,7 @@ use subagent_crds::{SubagentRun, run::Activation};
 use subagent_link::{AUDIENCE, Delivery, GatewayMessage};
 
 /// A run that activates a child, with a worker pod, and the pod's token.
-async fn activated(world: &World, name: &str, messages: &Value) -> (SubagentRun, String) {
+pub async fn activated(world: &World, name: &str, messages: &Value) -> (SubagentRun, String) {
     let run = world
         .run_with(name, |run| {
             run.spec.prompt = None;
@@ -31,7 +31,7 @@ async fn change(world: &World, name: &str, spec: Value) {
 }
 
 /// The next so many messages in a word each.
-async fn heard(worker: &mut Worker, count: usize) -> String {
+pub async fn heard(worker: &mut Worker, count: usize) -> String {
     let mut words = vec![];
     for _ in 0..count {
         words.push(match worker.next().await {
@@ -47,7 +47,7 @@ async fn heard(worker: &mut Worker, count: usize) -> String {
     words.join(" ")
 }
 
-fn message(id: &str, placement: i64) -> Value {
+pub fn message(id: &str, placement: i64) -> Value {
     json!({"id": id, "placement": placement, "text": "t"})
 }
 

@@ -14,5 +14,6 @@ mod replicas;
 mod reports;
 mod results;
 mod stopping;
+mod turns;
 mod worker;
 mod world;

@@ -22,13 +22,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const MIB: usize = 1024 * 1024;
 
-fn announced(run: &SubagentRun, part: ResultPart, text: &str) -> ResultUpload {
+pub fn announced(run: &SubagentRun, part: ResultPart, text: &str) -> ResultUpload {
     let (sha256, size) = (sha256(text.as_bytes()), text.len() as i64);
-    ResultUpload { run_uid: run.uid().expect("a UID"), attempt: 1, part, sha256, size }
+    ResultUpload { run_uid: run.uid().expect("a UID"), attempt: 1, turn: None, part, sha256, size }
 }
 
 /// Uploads as announced; the HTTP status.
-async fn put(replica: &Replica, token: &str, announced: &ResultUpload, text: &str) -> u16 {
+pub async fn put(replica: &Replica, token: &str, announced: &ResultUpload, text: &str) -> u16 {
     try_put(replica, token, announced, text).await.expect("an answer")
 }
 
@@ -53,9 +53,9 @@ async fn put_text(replica: &Replica, token: &str, run: &SubagentRun, text: &str)
     put(replica, token, &announced(run, ResultPart::Text, text), text).await
 }
 
-fn payload(text: &str) -> ResultPayload {
+pub fn payload(text: &str) -> ResultPayload {
     let (sha256, size) = (sha256(text.as_bytes()), text.len() as i64);
-    ResultPayload { text: None, other_blocks: 0, blocks: None, sha256, size }
+    ResultPayload { text: None, other_blocks: 0, blocks: None, sha256, size, turn: None }
 }
 
 /// Reports the end with a result, and the result that is stored then.
@@ -74,7 +74,7 @@ async fn ended(
 }
 
 /// Characters of every length, and some that JSON and YAML treat in ways of their own.
-fn text(bytes: usize) -> String {
+pub fn text(bytes: usize) -> String {
     let unit = "aä€\u{1f389}\"\\\n\u{1}\u{7f}\u{85}\u{2028}\u{feff}: -\t";
     let mut text = unit.repeat(bytes / unit.len());
     text.push_str(&"x".repeat(bytes - text.len()));

@@ -115,7 +115,7 @@ impl Worker {
 
     pub async fn welcomed(&mut self) {
         match self.next().await {
-            Heard::Message(GatewayMessage::Welcome { version: 1 }) => {}
+            Heard::Message(GatewayMessage::Welcome { version: 1, turn_outputs: true }) => {}
             other => panic!("a welcome was expected, not {other:?}"),
         }
     }
@@ -186,7 +186,8 @@ pub fn result_report(seq: i64, result: ResultPayload) -> WorkerMessage {
 /// A final report with an inline result and a transcript.
 pub fn final_report(seq: i64, text: &str, archived: &str) -> WorkerMessage {
     let (sha, size) = (sha256(text.as_bytes()), text.len() as i64);
-    let result = ResultPayload { text: Some(text.into()), other_blocks: 1, blocks: None, sha256: sha, size };
+    let result =
+        ResultPayload { text: Some(text.into()), other_blocks: 1, blocks: None, sha256: sha, size, turn: None };
     let mut report = result_report(seq, result);
     if let WorkerMessage::Report { transcript, .. } = &mut report {
         *transcript = Some(TranscriptPayload {

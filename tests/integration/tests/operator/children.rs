@@ -27,6 +27,8 @@ use subagent_crds::{
 };
 use tempfile::TempDir;
 
+mod outputs;
+
 /// A world with a session store and an agent that keeps its sessions in files.
 pub struct Children {
     /// The surroundings.

@@ -7,6 +7,7 @@
 
 pub mod audit;
 pub mod budget;
+pub mod children;
 pub mod cluster;
 pub mod collector;
 pub mod commands;
@@ -14,6 +15,7 @@ pub mod namespace;
 pub mod objects;
 pub mod operator;
 pub mod processes;
+pub mod published;
 pub mod snapshot;
 pub mod status;
 

@@ -113,7 +113,12 @@ impl TestNamespace {
     /// Creates a provider and waits until it is known that its agent's sessions can be continued.
     pub async fn continuable(&self, provider: &ScriptedProvider) -> SubagentProvider {
         let created = self.create(&provider.build()).await;
-        self.until(&created.name_any(), "Continuation", PATIENCE, |provider: &SubagentProvider| {
+        self.continues(&created.name_any()).await
+    }
+
+    /// Waits until it is known that the sessions of a provider's agent can be continued.
+    pub async fn continues(&self, provider: &str) -> SubagentProvider {
+        self.until(provider, "Continuation", PATIENCE, |provider: &SubagentProvider| {
             provider.status.as_ref().is_some_and(|status| status.capabilities.iter().any(|name| name == "Continuation"))
         })
         .await

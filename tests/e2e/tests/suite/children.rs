@@ -1,85 +1,21 @@
 //! Continuable children: what one was told survives its pod, and messages reach it wherever it stands.
 
 use e2e_tests::{
-    RunView, ScriptedProvider, TestNamespace, collector,
+    RunView, ScriptedProvider,
+    children::{child, child_until, in_phase, live_pods, message, remove_pods, tell, turn, turns},
+    collector,
     collector::seen_event,
     gate, in_namespace,
     namespace::PATIENCE,
-    objects::{PROVIDER, merge},
+    objects::merge,
 };
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::{
-    ResourceExt,
-    api::{DeleteParams, ListParams},
-};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentRun, conditions,
+    SubagentPhase, SubagentRun, conditions,
     message::Outcome::{Applied, Claimed, Parked, Started, Steered},
-    names,
-    subagent_status::MessageStatus,
 };
-
-/// A child with its first message.
-fn child(name: &str, text: &str) -> Subagent {
-    let spec = json!({
-        "providerRef": {"name": PROVIDER}, "description": "an end-to-end test", "messages": [{"id": "m1", "text": text}],
-    });
-    Subagent::new(name, serde_json::from_value(spec).expect("a child's spec"))
-}
-
-/// Appends to an inbox as the README does.
-fn tell(ns: &TestNamespace, name: &str, message: &Value) {
-    let patch = json!([{"op": "add", "path": "/spec/messages/-", "value": message}]).to_string();
-    ns.kubectl(&["patch", "subagent", name, "--type=json", "-p", &patch]);
-}
-
-async fn child_until(
-    ns: &TestNamespace,
-    name: &str,
-    what: &str,
-    fits: impl Fn(&Subagent) -> bool + Send + Sync,
-) -> Subagent {
-    ns.until(name, what, PATIENCE, fits).await
-}
-
-/// Waits until the child has that phase, by a status that has seen the newest spec.
-async fn in_phase(ns: &TestNamespace, name: &str, phase: SubagentPhase) -> Subagent {
-    child_until(ns, name, phase.as_str(), |child| {
-        child.status.as_ref().is_some_and(|status| {
-            status.phase == Some(phase) && status.observed_generation == child.metadata.generation
-        })
-    })
-    .await
-}
-
-fn message<'a>(child: &'a Subagent, id: &str) -> &'a MessageStatus {
-    let all = child.status.iter().flat_map(|status| &status.messages);
-    all.into_iter().find(|message| message.id == id).unwrap_or_else(|| panic!("message {id}: {:?}", child.status))
-}
-
-/// Message, stop reason and preview of each turn, in order.
-fn turns(child: &Subagent) -> Vec<(String, String, String)> {
-    let all = child.status.iter().flat_map(|status| &status.turns);
-    all.map(|turn| (turn.message_id.clone(), turn.stop_reason.clone(), turn.preview.clone().unwrap_or_default()))
-        .collect()
-}
-
-fn turn(id: &str, stop_reason: &str, preview: &str) -> (String, String, String) {
-    (id.into(), stop_reason.into(), preview.into())
-}
-
-/// Pods with a container that has not ended, of all runs in the namespace.
-async fn live_pods(ns: &TestNamespace) -> Vec<String> {
-    let pods = ns.api::<Pod>().list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
-    let is_live = |pod: &Pod| {
-        let containers = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-        containers.is_none_or(|all| {
-            all.iter().any(|container| container.state.as_ref().is_none_or(|state| state.terminated.is_none()))
-        })
-    };
-    pods.iter().filter(|pod| is_live(pod)).map(ResourceExt::name_any).collect()
-}
 
 /// c40, c44: a settled child has no pod; a follow-up starts the next activation, whose agent has the session again.
 #[tokio::test]
@@ -97,15 +33,7 @@ async fn c40_a_child_remembers_after_its_pod_is_gone() {
             "subagent/keeper",
             "--timeout=10s",
         ]);
-        // Nothing of the first activation is left but what the store holds.
-        let pods = ns.api::<Pod>();
-        let params = DeleteParams { grace_period_seconds: None, ..DeleteParams::default() };
-        pods.delete_collection(&params, &ListParams::default().labels(names::RUN_LABEL)).await.expect("a deletion");
-        ns.eventually("no pod", PATIENCE, async || {
-            let left = pods.list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
-            if left.is_empty() { Ok(()) } else { Err(format!("{} pods", left.len())) }
-        })
-        .await;
+        remove_pods(&ns).await;
 
         tell(&ns, "keeper", &json!({"id": "m2", "text": "Which word?\n!history\n!session"}));
         let settled = in_phase(&ns, "keeper", SubagentPhase::Settled).await;
@@ -137,14 +65,7 @@ async fn c40_a_childs_files_outlive_its_pods_and_go_with_it() {
         ns.create(&asking("tidy", json!({}))).await;
         let settled = in_phase(&ns, "tidy", SubagentPhase::Settled).await;
         assert_eq!(turns(&settled), [turn("m1", "Completed", "noted")]);
-        let pods = ns.api::<Pod>();
-        let params = DeleteParams { grace_period_seconds: None, ..DeleteParams::default() };
-        pods.delete_collection(&params, &ListParams::default().labels(names::RUN_LABEL)).await.expect("a deletion");
-        ns.eventually("no pod", PATIENCE, async || {
-            let left = pods.list(&ListParams::default().labels(names::RUN_LABEL)).await.expect("pods").items;
-            if left.is_empty() { Ok(()) } else { Err(format!("{} pods", left.len())) }
-        })
-        .await;
+        remove_pods(&ns).await;
         tell(&ns, "tidy", &json!({"id": "m2", "text": "!cwd\n!read note.txt"}));
         let settled = in_phase(&ns, "tidy", SubagentPhase::Settled).await;
         let (id, stop_reason, said) = turns(&settled).pop().expect("a turn");

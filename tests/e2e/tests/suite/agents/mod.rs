@@ -1,26 +1,25 @@
 //! Published agents, unmodified, against a scripted model.
 //!
-//! What holds for all of them is here, as a scene that takes an agent; each agent's module says what is its own and has the tests.
-//! `make test` has two of them, `make test-agents` all.
+//! What holds for all of them is here and in `children`; what is an agent's own is in the table of [`Published`]. `make test` has
+//! two of them, `make test-agents` all.
 
-mod claude;
-#[cfg(feature = "every-agent")]
-mod codex;
-mod opencode;
+mod children;
 
 use e2e_tests::{
     RunView, TestNamespace, cluster,
     cluster::host_address,
-    commands::{kubectl, repository},
+    commands::repository,
     in_namespace,
     namespace::PATIENCE,
     objects::merge,
-    processes, run_with,
+    processes,
+    published::{Model, Published, nonce, scripted},
+    run_with,
     status::end,
 };
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service};
 use kube::ResourceExt;
-use serde_json::{Value, json};
+use rstest::rstest;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 use subagent_crds::{SubagentProvider, SubagentRun, conditions};
@@ -28,77 +27,6 @@ use tokio::{io::AsyncReadExt, net::TcpListener};
 
 /// Longest run: an agent of half a gigabyte starts on a node that starts others.
 const TURN: Duration = Duration::from_secs(240);
-
-/// What the scenes have to know of an agent.
-struct Published {
-    /// Its provider in `examples/`.
-    provider: &'static str,
-    /// Whether its provider takes an API key from the Secret `llm`.
-    has_key: bool,
-    /// As it calls itself.
-    name: &'static str,
-    /// What the prompt of the first scene makes it ask, when its provider is as in the example.
-    asked: i64,
-    /// A merge patch to its provider's spec with which it asks before it runs a command.
-    asks: Value,
-    /// A model's answer that runs a command, for which it then asks.
-    shell: fn(&str) -> Value,
-    /// How a run ends whose command is refused.
-    refused: (&'static str, &'static str, &'static str),
-}
-
-impl Published {
-    /// Its provider as in the example, with a patch to its spec.
-    fn provider(&self, name: &str, patch: Value) -> SubagentProvider {
-        let path = repository().join(format!("examples/provider-{}.yaml", self.provider));
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let mut provider: Value = serde_saphyr::from_str(&text).expect("a manifest");
-        merge(&mut provider, json!({"metadata": {"name": name}, "spec": patch}));
-        serde_json::from_value(provider).expect("a provider")
-    }
-}
-
-/// A prompt that says what the model answers.
-fn scripted(actions: &[Value]) -> Value {
-    json!({"text": format!("Please do. <fake-llm>{}</fake-llm>", Value::from(actions))})
-}
-
-/// The model in a namespace; with a Secret `llm` there it answers only to who shows its key.
-struct Model {
-    /// Where its Service is.
-    address: String,
-    path: String,
-}
-
-impl Model {
-    async fn start(ns: &TestNamespace, agent: &Published) -> Self {
-        if agent.has_key {
-            ns.kubectl(&["create", "secret", "generic", "llm", "--from-literal=api-key=of-this-test"]);
-        }
-        let manifest = repository().join("tests/agents/fake-llm/manifest.yaml");
-        ns.kubectl(&["apply", "-f", manifest.to_str().expect("a path in UTF-8")]);
-        ns.until("fake-llm", "available", PATIENCE, |deployment: &Deployment| {
-            deployment.status.as_ref().and_then(|status| status.available_replicas) == Some(1)
-        })
-        .await;
-        let service: Service = ns.api().get("fake-llm").await.expect("the model's Service");
-        let address = service.spec.and_then(|spec| spec.cluster_ip).expect("an address");
-        let path = format!("/api/v1/namespaces/{}/services/fake-llm:http/proxy", ns.name);
-        Self { address: format!("{address}:8080"), path }
-    }
-
-    /// A command that leaves a mark here: the agents' images have nothing in common but such a program.
-    fn mark(&self, name: &str) -> String {
-        format!("wget -q -O - --post-data= http://{}/__gates/{name}", self.address)
-    }
-
-    /// Whether that command was run.
-    fn is_marked(&self, name: &str) -> bool {
-        let gates = kubectl(&["get", "--raw", &format!("{}/__gates", self.path)]);
-        let gates: Value = serde_json::from_str(&gates).expect("gates");
-        gates[name]["open"] == true
-    }
-}
 
 async fn ready(ns: &TestNamespace, provider: &str) {
     ns.until(provider, "Ready", PATIENCE, |provider: &SubagentProvider| {
@@ -112,14 +40,20 @@ async fn finished(ns: &TestNamespace, run: &str) -> SubagentRun {
 }
 
 /// The provider of the example does its work: a file written, read back through a shell, and the right answer.
-async fn answers_with_a_digest(agent: &Published) {
+#[rstest]
+#[case::claude(Published::claude())]
+#[cfg_attr(feature = "every-agent", case::codex(Published::codex()))]
+#[case::opencode(Published::opencode())]
+#[tokio::test]
+async fn it_writes_a_file_and_answers_with_a_digest(#[case] agent: Published) {
+    // The probe's, and the run's.
+    let _pods = agent.pods(2).await;
     in_namespace(agent.provider, async |ns| {
-        Model::start(&ns, agent).await;
+        Model::start(&ns, &agent).await;
         let example = repository().join(format!("examples/provider-{}.yaml", agent.provider));
         ns.kubectl(&["apply", "-f", example.to_str().expect("a path in UTF-8")]);
         ready(&ns, agent.provider).await;
-        // Fresh, so that no answer can have been prepared.
-        let nonce = format!("{:x}", Sha256::digest(&ns.name))[..32].to_owned();
+        let nonce = nonce(&ns);
         let prompt = format!("nonce: {nonce}\nWrite the SHA-256 of the nonce to the file answer.txt, read it back, then answer with the digest alone.\n");
         ns.create(&run_with("digest", json!({"providerRef": {"name": agent.provider}, "prompt": {"text": prompt}}))).await;
         let run = finished(&ns, "digest").await;
@@ -137,16 +71,22 @@ async fn answers_with_a_digest(agent: &Published) {
 }
 
 /// What policy rejects is not done, what it allows is (c19, c55); both in a pod that reaches nothing but the model.
-async fn asks_and_heeds_the_answer(agent: &Published) {
+#[rstest]
+#[case::claude(Published::claude())]
+#[cfg_attr(feature = "every-agent", case::codex(Published::codex()))]
+#[case::opencode(Published::opencode())]
+#[tokio::test]
+async fn c19_c55_it_asks_and_heeds_the_answer(#[case] agent: Published) {
+    let _pods = agent.pods(2).await;
     in_namespace(&format!("{}-asks", agent.provider), async |ns| {
-        let model = Model::start(&ns, agent).await;
+        let model = Model::start(&ns, &agent).await;
         for (name, mode) in [("rejects", "Reject"), ("allows", "Allow")] {
             let mut patch = json!({"probe": "Never", "transport": {"acp": {"permission": {"mode": mode}}}});
-            merge(&mut patch, agent.asks.clone());
+            merge(&mut patch, agent.asks());
             ns.create(&agent.provider(name, patch)).await;
             ready(&ns, name).await;
-            let prompt = scripted(&[(agent.shell)(&model.mark(name)), json!({"text": "all done"})]);
-            ns.create(&run_with(name, json!({"providerRef": {"name": name}, "prompt": prompt}))).await;
+            let prompt = scripted(&[(agent.asking_shell)(&model.mark(name)), json!({"text": "all done"})]);
+            ns.create(&run_with(name, json!({"providerRef": {"name": name}, "prompt": {"text": prompt}}))).await;
         }
         let allowed = finished(&ns, "allows").await;
         assert_eq!(allowed.end(), end("Completed", "Completed", "Completed"), "{}", allowed.message());
@@ -175,9 +115,15 @@ async fn asks_and_heeds_the_answer(agent: &Published) {
 
 /// A command that waits for what never answers, and leaves another behind in a session of its own: a cancel ends the run
 /// within its graces, and both of them (S2, S5).
-async fn stops_with_the_tools_processes(agent: &Published) {
+#[rstest]
+#[case::claude(Published::claude())]
+#[cfg_attr(feature = "every-agent", case::codex(Published::codex()))]
+#[case::opencode(Published::opencode())]
+#[tokio::test]
+async fn s2_s5_a_cancel_ends_what_its_tool_started(#[case] agent: Published) {
+    let _pods = agent.pods(1).await;
     in_namespace(&format!("{}-stops", agent.provider), async |ns| {
-        Model::start(&ns, agent).await;
+        Model::start(&ns, &agent).await;
         // Takes connections, and says nothing.
         let dead = TcpListener::bind((host_address(), 0))
             .await
@@ -191,7 +137,7 @@ async fn stops_with_the_tools_processes(agent: &Published) {
         let command = format!("setsid sleep 86400 </dev/null >/dev/null 2>&1 & wget -q -O - http://{address}/");
         // An agent that lets a long command go on in the background asks the model again meanwhile: held until nobody waits any more.
         let prompt = scripted(&[json!({"shell": command}), json!({"hold": "never"}), json!({"text": "never said"})]);
-        ns.create(&run_with("hangs", json!({"providerRef": {"name": "stops"}, "prompt": prompt}))).await;
+        ns.create(&run_with("hangs", json!({"providerRef": {"name": "stops"}, "prompt": {"text": prompt}}))).await;
         let (mut connection, _) =
             tokio::time::timeout(TURN, dead.accept()).await.expect("the command runs").expect("a connection");
         let run = ns.run("hangs").await;

@@ -2,18 +2,23 @@
 
 use e2e_tests::{
     RunView, ScriptedProvider,
-    children::{child, child_until, in_phase, live_pods, message, remove_pods, tell, turn, turns},
+    children::{
+        activation, child, child_until, epochs, in_phase, live_pods, message, remove_pods, session, tell, turn, turns,
+    },
     collector,
     collector::seen_event,
     gate, in_namespace,
     namespace::PATIENCE,
-    objects::merge,
+    objects::{PROVIDER, merge},
 };
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::ListParams;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::{Value, json};
 use subagent_crds::{
-    SubagentPhase, SubagentRun, conditions,
+    Subagent, SubagentPhase, SubagentProvider, SubagentRun, conditions,
     message::Outcome::{Applied, Claimed, Parked, Started, Steered},
 };
 
@@ -188,4 +193,53 @@ async fn c47_a_deleted_child_leaves_nothing_running() {
         assert!(runs.iter().all(|run| run.is(conditions::STOPPED)), "a run that is not proven stopped");
     })
     .await;
+}
+
+/// c2, c40: each activation is given what its provider is then, and the newest that was recorded while there is none; its agent
+/// has the session again in each.
+#[tokio::test]
+async fn c2_an_activation_has_the_provider_of_its_time_or_the_last_that_was_recorded() {
+    in_namespace("edited", async |ns| {
+        let provider = |word: &str| ScriptedProvider::keeping_sessions().env("FLAVOUR", word);
+        ns.continuable(&provider("first")).await;
+        ns.create(&child("keeper", "!env FLAVOUR")).await;
+        let mut revisions = vec![revision(&in_phase(&ns, "keeper", SubagentPhase::Settled).await)];
+        let mut ask = async |number: i64, flavour: &str| {
+            let id = format!("m{number}");
+            tell(&ns, "keeper", &json!({"id": id, "text": "!env FLAVOUR\n!history"}));
+            let settled = in_phase(&ns, "keeper", SubagentPhase::Settled).await;
+            let said = turns(&settled).pop().expect("a turn");
+            assert_eq!((said.0, said.1.as_str(), epochs(&settled)), (id, "Completed", number), "{settled:?}");
+            assert!(
+                said.2.contains(flavour) && said.2.contains(&format!("turns before: {}", number - 1)),
+                "{}",
+                said.2
+            );
+            assert_eq!(session(&ns, "keeper", number).await.how, "Resumed");
+            let run = activation(&ns, "keeper", number).await.seen();
+            assert_eq!(run.descriptor.map(|descriptor| descriptor.provider_revision), revision(&settled));
+            revisions.push(revision(&settled));
+        };
+
+        // Told right behind the edit, before that has been looked at.
+        let edited = provider("second").build().spec;
+        ns.patch::<SubagentProvider>(PROVIDER, json!({"spec": edited})).await;
+        ask(2, "second").await;
+
+        let api = ns.api::<SubagentProvider>();
+        let uid = api.get(PROVIDER).await.expect("the provider").uid().unwrap_or_default();
+        api.delete(PROVIDER, &DeleteParams::default()).await.expect("a deletion");
+        ns.gone::<SubagentProvider>(PROVIDER, &uid, PATIENCE).await;
+        ask(3, "second").await;
+
+        ns.create(&provider("third").build()).await;
+        ask(4, "third").await;
+        assert_eq!(revisions[1], revisions[2], "the last one that was recorded");
+        assert!(revisions[0] != revisions[1] && revisions[2] != revisions[3], "{revisions:?}");
+    })
+    .await;
+}
+
+fn revision(child: &Subagent) -> Option<String> {
+    child.status.as_ref().and_then(|status| status.provider_revision.clone())
 }

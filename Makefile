@@ -86,7 +86,7 @@ test-e2e: ## The whole product on the local cluster (KUBECONFIG_DEMO=file: on th
 	@hack/test.sh e2e
 
 test-agents: ## All published agents in pods, not only the two of `make test` (1 GB more to fetch and keep)
-	@AGENTS="opencode claude codex" tests/e2e/run --locked --no-fail-fast --features every-agent --test suite agents::
+	@AGENTS="opencode claude codex" tests/e2e/run --locked --no-fail-fast --features every-agent --test suite --test outage agents::
 
 check-agents: ## Published agents over ACP, without a cluster: make check-agents [AGENTS="opencode claude codex"] [SCENES="..."] (root)
 	@source hack/env.sh; cargo build --quiet --locked -p fake-llm

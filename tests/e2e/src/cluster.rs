@@ -1,6 +1,6 @@
 //! The cluster under test and the operator in it.
 
-use crate::commands::{cluster_dir, helm, kubeconfig, output, repository};
+use crate::commands::{cluster_dir, helm, kubeconfig, kubectl, output, repository};
 use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{Namespace, PersistentVolumeClaim, Pod},
@@ -108,7 +108,41 @@ pub fn upgrade(values: &[&str]) {
 
 /// Goes back to the release before the last upgrade, and waits.
 pub fn roll_back() {
-    helm(&["rollback", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s"]);
+    helm(&ROLLBACK);
+}
+
+const ROLLBACK: [&str; 7] = ["rollback", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s"];
+
+/// A release with other values; the values of before are back when this is dropped.
+pub struct Upgraded(());
+
+impl Upgraded {
+    /// Upgrades to these values, the others as they are, and waits.
+    pub fn to(values: &[&str]) -> Self {
+        // First, so that also an upgrade that fails is taken back.
+        let upgraded = Self(());
+        upgrade(values);
+        upgraded
+    }
+
+    /// No operator at all.
+    pub fn to_none() -> Self {
+        let none = Self::to(&["replicas=0"]);
+        let of_operator = ["-l", "app.kubernetes.io/name=subagent-operator", "--namespace", OPERATOR_NAMESPACE];
+        kubectl(&[&["wait", "pod", "--for=delete", "--timeout=120s"], &of_operator[..]].concat());
+        none
+    }
+}
+
+impl Drop for Upgraded {
+    fn drop(&mut self) {
+        // A second panic would end the process, with what the first one has to say.
+        if std::thread::panicking() {
+            output("helm", &ROLLBACK);
+        } else {
+            roll_back();
+        }
+    }
 }
 
 /// The digest of a loaded image.

@@ -61,10 +61,23 @@ fn in_pod(uid: &str, fits: impl Fn(&str) -> bool) -> Option<i32> {
 /// # Panics
 /// When there is not exactly one.
 pub fn api_server() -> i32 {
-    let log = crate::commands::cluster_dir().canonicalize().expect("the cluster's state").join("audit.log");
-    let argument = format!("--audit-log-path={}", log.display());
+    of_cluster("--audit-log-path=", "audit.log")
+}
+
+/// The kubelet of the local cluster's node.
+///
+/// # Panics
+/// When there is not exactly one.
+pub fn kubelet() -> i32 {
+    of_cluster("--root-dir=", "kubelet")
+}
+
+/// The program of the local cluster that is given this file of its state.
+fn of_cluster(flag: &str, file: &str) -> i32 {
+    let path = crate::commands::cluster_dir().canonicalize().expect("the cluster's state").join(file);
+    let argument = format!("{flag}{}", path.display());
     let found = processes(|process| read(process, "cmdline").split('\0').any(|one| one == argument));
-    assert_eq!(found.len(), 1, "API servers with {argument}");
+    assert_eq!(found.len(), 1, "processes with {argument}");
     found[0]
 }
 

@@ -1,5 +1,9 @@
-//! What goes away while a turn runs: the operator, killed or replaced, the API server, and the worker. In a binary of its
-//! own, because every run on the cluster waits while there is no operator.
+//! What goes away while a turn runs: the operator, killed or replaced, the API server, the node, and the worker. In a binary of
+//! its own, because every run on the cluster waits while there is no operator or no node.
+
+mod agents;
+mod children;
+mod nodes;
 
 use e2e_tests::{
     RunView, ScriptedProvider, TestNamespace, audit, cluster, collector,
@@ -30,7 +34,7 @@ const HANDOVER: Duration = Duration::from_secs(3);
 /// How long a crash may: the lease of 15 s, the second in which followers look, and two for a busy machine.
 const EXPIRY: Duration = Duration::from_secs(18);
 
-/// Only one test at a time may take the operator away.
+/// Only one test at a time may take the operator away, or the node.
 static OPERATOR: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Kills every operator pod without a warning and waits until another one is ready.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
     shortname = "sar",
     category = "subagents-all",
     derive = "PartialEq",
-    doc = "SubagentRun is one run of a child agent: a prompt, a worker pod, a result. Its spec is fixed; set spec.cancel to stop it, delete it to stop and forget it.",
+    doc = "SubagentRun is one run of a child agent: a prompt, a worker pod, a result. Its spec is fixed; append to spec.messages to steer it, set spec.cancel to stop it, delete it to stop and forget it.",
     selectable = ".status.lineage.parentUID",
     selectable = ".status.lineage.rootUID",
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name has at most 63 characters: it becomes a label value; choose a shorter name"),
@@ -46,7 +46,9 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.activation) == has(oldSelf.activation) && (!has(self.activation) || (self.activation.subagentRef == oldSelf.activation.subagentRef && self.activation.epoch == oldSelf.activation.epoch && has(self.activation.session) == has(oldSelf.activation.session) && (!has(self.activation.session) || self.activation.session == oldSelf.activation.session)))").message("activation is immutable but for its inbox; create a new run"),
     validation = Rule::new("!has(self.activation) || !has(oldSelf.activation) || oldSelf.activation.inbox == 'Open' || self.activation.inbox == 'Closed'").message("activation.inbox goes from Open to Closed once"),
     validation = Rule::new("!has(self.activation) || !has(oldSelf.activation) || oldSelf.activation.inbox == 'Open' || !has(self.messages) || self.messages.all(entry, has(oldSelf.messages) && oldSelf.messages.exists(old, old.id == entry.id && old.placement == entry.placement))").message("a closed inbox takes no new message"),
-    validation = Rule::new("has(self.activation) || !has(self.messages) || self.messages.size() == 0").message("messages of a one-shot run are not available in this version; leave the list empty and create a new run for a follow-up"),
+    validation = Rule::new("has(self.activation) || !has(self.messages) || self.messages.all(entry, has(entry.delivery) && entry.delivery == 'Steer' && has(entry.text) && !has(entry.content) && (!has(entry.placement) || entry.placement == 0))").message("a message of a one-shot run has an id, delivery Steer and text; create a new run for a follow-up, or a Subagent to go on"),
+    validation = Rule::new("has(self.activation) || !has(oldSelf.messages) || oldSelf.messages.all(old, has(self.messages) && self.messages.exists(entry, entry.id == old.id))").message("messages of a one-shot run stay in the list; append another one with a new id"),
+    validation = Rule::new("has(self.activation) || !has(self.messages) || self.messages.map(entry, has(entry.text) ? entry.text.size() : 0).sum() <= 262144").message("the texts of all messages of a one-shot run together have at most 262144 characters"),
     validation = Rule::new("has(self.parentRef) == has(oldSelf.parentRef) && (!has(self.parentRef) || self.parentRef == oldSelf.parentRef)").message("parentRef is immutable; create a new run"),
     validation = Rule::new("has(self.parameters) == has(oldSelf.parameters) && (!has(self.parameters) || self.parameters == oldSelf.parameters)").message("parameters are immutable; create a new run"),
     validation = Rule::new("has(self.agentOptions) == has(oldSelf.agentOptions) && (!has(self.agentOptions) || self.agentOptions == oldSelf.agentOptions)").message("agentOptions are immutable; create a new run"),
@@ -131,8 +133,9 @@ pub struct SubagentRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 315360000))]
     pub ttl_seconds_after_finished: Option<i64>,
-    /// messages are the inbox of an activation, written by the operator alone. Default []. On a one-shot run the list must
-    /// stay empty in this version.
+    /// messages steer a one-shot run: append entries with an id, delivery Steer and text. Each goes into the turn that is running,
+    /// or is rejected; status.messages tells. They stay, and never change. Needs the provider's Steering capability. Default [].
+    /// At most 64, together 256 KiB. Those of an activation are written by the operator alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id", "placement"], "default" = []))]
     pub messages: Vec<PlacedMessage>,

@@ -1,6 +1,7 @@
 //! Status of a run.
 
 use crate::{
+    message::{Code, Outcome},
     report::{Permissions, Report, RunResult, Transcript, Usage},
     run::{InterruptionPolicy, ToolFilter},
     schemas,
@@ -90,6 +91,10 @@ pub struct SubagentRunStatus {
     /// transcript is the archived tail of what was said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transcript: Option<Transcript>,
+    /// messages are what became of the entries of spec.messages of a one-shot run, in the order they were first seen in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    pub messages: Vec<RunMessage>,
     /// permissions counts answered permission requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Permissions>,
@@ -113,6 +118,31 @@ pub struct SubagentRunStatus {
 
 fn is_zero(value: &i64) -> bool {
     *value == 0
+}
+
+/// What became of a message to a one-shot run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RunMessage {
+    /// id of the message.
+    #[schemars(length(min = 1, max = 63))]
+    pub id: String,
+    /// placement is the number under which the worker knows it.
+    #[schemars(range(min = 1, max = 9007199254740991_i64))]
+    pub placement: i64,
+    /// outcome: Queued while the worker has it, then Steered or Rejected.
+    #[serde(default)]
+    pub outcome: Outcome,
+    /// code says why it was rejected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+    /// message says for a person why it was rejected.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 256))]
+    pub message: String,
+    /// at is when the outcome was noted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
 }
 
 /// Where a run stands.

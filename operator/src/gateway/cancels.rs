@@ -32,6 +32,16 @@ pub(super) fn stop_reason(run: &SubagentRun) -> Option<String> {
     stopping.or_else(|| wants_stop(run).then(|| Reason::Cancelled.as_str().to_owned()))
 }
 
+/// What changes with the inbox of a run: an activation's is in its spec, and a one-shot run's status lists what it has, which only
+/// grows.
+fn inbox_version(run: &SubagentRun) -> i64 {
+    let listed = run.status.as_ref().map_or(0, |status| status.messages.len());
+    match run.spec.activation {
+        Some(_) => run.metadata.generation.unwrap_or(0),
+        None => i64::try_from(listed).unwrap_or(i64::MAX),
+    }
+}
+
 /// Follows the runs of these namespaces, all of them when the list is empty. Sets `ready` once every one was listed.
 /// Never ends.
 pub(super) async fn follow(client: Client, namespaces: &[String], connections: Arc<Connections>, ready: &Part) {
@@ -111,9 +121,7 @@ impl Scope<'_> {
         // One that does not decode is stopped all the same.
         let run = run.0.unwrap_or_else(|undecodable| undecodable.run());
         let uid = run.metadata.uid.clone()?;
-        if run.spec.activation.is_some() {
-            self.connections.spec_seen(&uid, run.metadata.generation.unwrap_or(0));
-        }
+        self.connections.inbox_seen(&uid, inbox_version(&run));
         if let Some(reason) = stop_reason(&run) {
             self.connections.stop(&uid, &reason);
             Some(uid)

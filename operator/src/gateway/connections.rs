@@ -83,10 +83,10 @@ impl Connections {
         inner.stopping.insert(run_uid.to_owned(), reason);
     }
 
-    /// The spec of the run is at this generation.
-    pub fn spec_seen(&self, run_uid: &str, generation: i64) {
+    /// The inbox of the run is at this version.
+    pub fn inbox_seen(&self, run_uid: &str, version: i64) {
         if let Some(entry) = self.lock().seats.get(run_uid) {
-            entry.spec.send_if_modified(|known| std::mem::replace(known, generation) != generation);
+            entry.spec.send_if_modified(|known| std::mem::replace(known, version) != version);
         }
     }
 

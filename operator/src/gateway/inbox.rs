@@ -1,8 +1,9 @@
-//! The inbox of an activation on its way to the worker: what a live run lists, against what this connection was told. Pure.
+//! The inbox of a run on its way to the worker: what a live run lists, against what this connection was told. Pure.
 //!
-//! The run's spec is the one place messages wait in; a connection that begins tells everything again, and the worker drops
-//! what it knows.
+//! The run is the one place messages wait in: an activation's spec lists them, a one-shot run's status those of its spec that are
+//! for the worker. A connection that begins tells everything again, and the worker drops what it knows.
 
+use crate::run::steers;
 use std::collections::BTreeSet;
 use subagent_crds::{
     SubagentRun,
@@ -22,8 +23,10 @@ pub(super) struct Told {
 impl Told {
     /// What is to be told now, in this order: what is listed no more, what is new, and the end.
     pub fn next(&mut self, run: &SubagentRun, attempt: i32) -> Vec<GatewayMessage> {
-        let Some(activation) = &run.spec.activation else { return Vec::new() };
-        let listed: BTreeSet<i64> = run.spec.messages.iter().map(|message| message.placement).collect();
+        let activation = run.spec.activation.as_ref();
+        let steers = steers::placed(run);
+        let messages = if activation.is_some() { &run.spec.messages } else { &steers };
+        let listed: BTreeSet<i64> = messages.iter().map(|message| message.placement).collect();
         let mut next = Vec::new();
         if listed != self.listed {
             next.push(GatewayMessage::Inbox { placements: listed.iter().copied().collect() });
@@ -33,7 +36,7 @@ impl Told {
             .filter(|report| report.attempt == attempt)
             .map(|report| report.messages.iter().map(|told| told.placement).collect())
             .unwrap_or_default();
-        let mut fresh: Vec<&PlacedMessage> = run.spec.messages.iter().collect();
+        let mut fresh: Vec<&PlacedMessage> = messages.iter().collect();
         fresh.retain(|message| !settled.contains(&message.placement) && !self.delivered.contains(&message.placement));
         fresh.sort_by_key(|message| message.placement);
         self.delivered.retain(|placement| listed.contains(placement));
@@ -42,7 +45,7 @@ impl Told {
             next.push(GatewayMessage::Deliver(Box::new(deliver(message))));
         }
         self.listed = listed;
-        if activation.inbox == State::Closed && !self.closed {
+        if activation.is_some_and(|activation| activation.inbox == State::Closed) && !self.closed {
             self.closed = true;
             next.push(GatewayMessage::Close);
         }
@@ -117,10 +120,16 @@ mod tests {
         assert_eq!(words(&Told::default().next(&live, 2)), "list[1, 2] m1 m2", "another attempt claimed nothing yet");
     }
 
+    /// c38: what the status has not placed, or has turned away, is no agent's.
     #[test]
-    fn a_one_shot_run_has_no_inbox() {
-        let mut live = run(&[1], "Closed", &[]);
+    fn c38_a_one_shot_run_is_given_what_its_status_has_queued_and_nothing_else() {
+        let mut live = run(&[0], "Closed", &[]);
         live.spec.activation = None;
         assert_eq!(words(&Told::default().next(&live, 1)), "");
+        for (outcome, expected) in [("Queued", "list[7] m0"), ("Rejected", ""), ("Steered", "")] {
+            let noted = json!([{"id": "m0", "placement": 7, "outcome": outcome}]);
+            live.status.as_mut().unwrap().messages = serde_json::from_value(noted).unwrap();
+            assert_eq!(words(&Told::default().next(&live, 1)), expected, "{outcome}");
+        }
     }
 }

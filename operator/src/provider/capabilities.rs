@@ -1,7 +1,7 @@
 //! What runs of a provider may ask for. Pure.
 
 use crate::pod::template;
-use subagent_crds::{SubagentProviderSpec, report::Agent};
+use subagent_crds::{SubagentProviderSpec, conditions, report::Agent};
 
 /// The capability to continue a session in another pod: the provider names the agent's session files, and the agent loads or
 /// resumes sessions.
@@ -31,6 +31,18 @@ pub const ADVERTISED: &[&str] = &[
     "AudioPrompt",
     "EmbeddedContext",
 ];
+
+/// Longest part of a provider's name in a text about a message, in bytes, so that what follows it is never cut.
+const PROVIDER_NAME: usize = 100;
+
+/// Why an agent takes no message into its turn, if it is known to take none.
+pub fn without_steering(agent: &Agent, provider: &str) -> Option<String> {
+    let lacks = !agent.capabilities.iter().any(|known| known == STEERING);
+    let name = conditions::cut(provider, PROVIDER_NAME);
+    lacks.then(|| {
+        format!("SubagentProvider {name} has no capability {STEERING}: its agent takes nothing into a running turn")
+    })
+}
 
 /// The capabilities of a provider whose agent, where it is known, is this one.
 pub fn of(spec: &SubagentProviderSpec, agent: Option<&Agent>) -> Vec<String> {

@@ -18,6 +18,7 @@ pub mod outcome;
 pub mod plan;
 pub mod prompt;
 pub mod status;
+pub mod steers;
 pub mod validate;
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::{
     outcome,
     prompt::PromptSource,
     status::{self, Stopped},
+    steers,
     validate::{self, Parent, Provider, Refusal, Request, Verdict},
 };
 use crate::{
@@ -134,7 +135,15 @@ pub fn next(world: &World, now: Timestamp) -> Step {
 fn decide(world: &World, status: &SubagentRunStatus, now: Timestamp) -> Step {
     let run = &world.run;
     let deleting = run.metadata.deletion_timestamp.is_some();
-    if status.phase.is_some_and(|phase| phase.is_terminal()) {
+    let is_over = status.phase.is_some_and(|phase| phase.is_terminal());
+    if is_over || status.attempt.is_some() {
+        // Before anything else: what a worker told of its messages must be stored before its report is another one's.
+        let noted = steers::noted(run, status, now);
+        if noted != *status {
+            return Step::Status(Box::new(noted));
+        }
+    }
+    if is_over {
         return descendants::first(world, status, after_end(world, status, now), now);
     }
     if status.attempt.is_none() {

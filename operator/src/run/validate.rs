@@ -229,6 +229,8 @@ pub(super) fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider)
     let options = spec.agent_options.clone().unwrap_or_default();
     let prompt_has_image =
         spec.prompt.iter().flat_map(|prompt| prompt.content.iter().flatten()).any(|block| block.image.is_some());
+    // Those of an activation are the operator's, and their agent's not taking them is their outcome.
+    let is_steered = spec.activation.is_none() && !spec.messages.is_empty();
     // That of an activation is always Fail.
     let default = provider.spec.run_defaults.interruption_policy.filter(|_| spec.activation.is_none());
     let policy = spec.interruption_policy.or(default).unwrap_or_default();
@@ -243,6 +245,7 @@ pub(super) fn asked_capabilities(run: &SubagentRun, provider: &SubagentProvider)
         (policy == InterruptionPolicy::Resume, "spec.interruptionPolicy: Resume", "InterruptionResume"),
         (policy == InterruptionPolicy::Restart, "spec.interruptionPolicy: Restart", "InterruptionRestart"),
         (prompt_has_image, "spec.prompt.content[].image", "ImagePrompt"),
+        (is_steered, "spec.messages", capabilities::STEERING),
     ];
     let has = provider.status.as_ref().map(|status| status.capabilities.as_slice()).unwrap_or_default();
     for (is_asked, field, capability) in asked {

@@ -4,7 +4,7 @@
 //! One call computes everything that the facts allow, and one guarded write stores it. What is to be done to the run then
 //! follows from the stored status alone (`placing`), so a crash in between changes nothing.
 
-use crate::provider::capabilities::STEERING;
+use crate::provider::capabilities::without_steering;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -19,9 +19,7 @@ use subagent_crds::{
 pub const INTERRUPTED: &str = "Interrupted";
 
 /// Why a worker does not deliver a steer.
-const NOT_TAKEN: &str = "the agent did not take it into its turn, or that was over or interrupted before it did";
-/// Longest part of a provider's name in such a text, so that the remedy is never cut.
-const PROVIDER_NAME: usize = 100;
+pub const NOT_TAKEN: &str = "the agent did not take it into its turn, or that was over or interrupted before it did";
 /// Longest text about a message, in bytes, as the schema has it: an inbox holds 64 of them.
 const MESSAGE: usize = 256;
 
@@ -562,14 +560,8 @@ impl<'a> Inbox<'a> {
     /// Why the agent at work takes no steer, if that is known.
     fn not_steerable(&self) -> Option<String> {
         let agent = self.report()?.agent.as_ref()?;
-        let provider = &self.facts.child.spec.provider_ref.name;
-        (!agent.capabilities.iter().any(|known| known == STEERING)).then(|| {
-            format!(
-                "SubagentProvider {} has no capability {STEERING}: its agent takes nothing into a running turn; append it under \
-                 a new id with delivery Queue or Interrupt",
-                conditions::cut(provider, PROVIDER_NAME)
-            )
-        })
+        let why = without_steering(agent, &self.facts.child.spec.provider_ref.name)?;
+        Some(format!("{why}; append it under a new id with delivery Queue or Interrupt"))
     }
 
     /// The stored word of the activation's worker.

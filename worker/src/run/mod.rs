@@ -21,6 +21,7 @@ mod upload;
 
 use crate::{
     config::Settings,
+    inbox::Turn,
     outcome::{End, Stage, StartFault},
     process,
     prompt::LoadedPrompt,
@@ -112,8 +113,13 @@ async fn work(attempt: &mut Attempt, argv: &[OsString]) -> Result<End, Halt> {
     if prompt.has_image() && !attempt.agent_takes("ImagePrompt") {
         return Err(Halt::End(End::ImagesNotTaken));
     }
+    attempt.turn = Turn::Recorded;
     let permit = attempt.record_turn(&session, None).await?;
-    attempt.turn(permit, &session, &prompt.blocks).await
+    attempt.turn = Turn::Running;
+    let end = attempt.turn(permit, &session, &prompt.blocks).await?;
+    attempt.wait_for_steers().await;
+    attempt.turn = Turn::Answered;
+    Ok(end)
 }
 
 async fn wait_for_assignment(attempt: &mut Attempt) -> Result<Assignment, Halt> {

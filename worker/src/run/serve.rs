@@ -138,7 +138,7 @@ impl Attempt {
     }
 
     /// Waits a little for answers to steering messages; what is not answered then stays unknown.
-    async fn wait_for_steers(&mut self) {
+    pub(super) async fn wait_for_steers(&mut self) {
         let until = Instant::now() + LATE_STEERS;
         while !self.steers.is_empty() && self.stop.is_none() && self.gone.is_none() {
             match self.next(Some(until)).await {

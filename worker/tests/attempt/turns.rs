@@ -1,9 +1,12 @@
 //! Turns that come to their end, and what becomes of them.
 
-use crate::harness::run;
+use crate::{
+    activation::{message, start, told},
+    harness::run,
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rstest::rstest;
-use subagent_link::{ContentBlock, Prompt, SessionOrigin};
+use subagent_link::{ContentBlock, Delivery, Prompt, SessionOrigin};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn c53_an_echo_from_the_assignment_to_the_exit() {
@@ -23,6 +26,21 @@ async fn c53_an_echo_from_the_assignment_to_the_exit() {
     assert_eq!(snapshot.session.as_ref().unwrap().how, SessionOrigin::New);
     assert_eq!(snapshot.agent.as_ref().unwrap().name, "scripted-agent");
     assert_eq!(ended.report.end().unwrap().diagnostic, None, "c30: none on a completed run");
+}
+
+/// c38: the one turn of a one-shot run takes a steer as those of a child do, and it is no second prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn c38_the_turn_of_a_one_shot_run_is_steered() {
+    let prompt = "!await-steer\n!gate on\n!say done";
+    let attempt = start(run(prompt)).await;
+    attempt.event("prompt", prompt);
+    attempt.gateway.say(message(1, Delivery::Steer, "left"));
+    told(&attempt, "m1:Steered").await;
+    attempt.collector.open_gate("on");
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Completed", "Completed"), "{}", ended.transcript);
+    assert_eq!((ended.prompts, ended.report.snapshot.messages.len()), (1, 1));
+    assert!(ended.text().contains("steered: left") && ended.text().contains("done"), "{}", ended.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]

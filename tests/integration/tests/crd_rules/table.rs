@@ -177,15 +177,44 @@ fn creation() -> Vec<Case> {
                 json!({"spec": {"messages": []}}),
                 json!({}),
                 inbox(json!([said(json!({"text": "go on"}))])),
+                steers([1, 2], "left"),
             ],
-            refused: vec![json!({"spec": {"messages": [said(json!({"text": "go on"}))]}})],
+            refused: vec![
+                told(json!({"text": "go on"})),
+                told(json!({"delivery": "Interrupt"})),
+                told(json!({"delivery": "Steer"})),
+                told(json!({"delivery": "Steer", "content": [{"text": "x"}]})),
+                told(json!({"delivery": "Steer", "text": "left", "placement": 1})),
+            ],
             ..case(SPEC, "spec", MESSAGES, "at creation")
         },
         Case {
             request: Request::Update,
-            accepted: vec![json!({"spec": {"messages": []}})],
+            accepted: vec![json!({"spec": {"messages": []}}), steers([1], "left")],
             refused: vec![json!({"spec": {"messages": [said(json!({"text": "go on"}))]}})],
             ..case(SPEC, "spec", MESSAGES, "later")
+        },
+        Case {
+            stored: steers([1, 2], "left"),
+            request: Request::Update,
+            accepted: vec![steers([1, 2, 3], "left"), steers([2, 1], "left")],
+            refused: vec![steers([2], "left"), json!({"spec": {"messages": null}}), steers([1, 3], "left")],
+            ..case(
+                SPEC,
+                "spec",
+                "messages of a one-shot run stay in the list; append another one with a new id",
+                "removed",
+            )
+        },
+        Case {
+            accepted: vec![steers(0..16, &"x".repeat(16384))],
+            refused: vec![steers(0..17, &"x".repeat(16384))],
+            ..case(
+                SPEC,
+                "spec",
+                "the texts of all messages of a one-shot run together have at most 262144 characters",
+                "size",
+            )
         },
         Case {
             accepted: vec![
@@ -234,7 +263,18 @@ fn closed(messages: Value) -> Value {
     merged(&inbox(messages), &json!({"spec": {"activation": {"inbox": "Closed"}}}))
 }
 
-const MESSAGES: &str = "messages of a one-shot run are not available in this version; leave the list empty and create a new run for a follow-up";
+const MESSAGES: &str = "a message of a one-shot run has an id, delivery Steer and text; create a new run for a follow-up, or a Subagent to go on";
+
+/// A one-shot run with these steers, each with this text.
+fn steers(ids: impl IntoIterator<Item = i32>, text: &str) -> Value {
+    let steer = |id| json!({"id": format!("s{id}"), "delivery": "Steer", "text": text});
+    json!({"spec": {"messages": ids.into_iter().map(steer).collect::<Vec<_>>()}})
+}
+
+/// A one-shot run with one message.
+fn told(message: Value) -> Value {
+    json!({"spec": {"messages": [merged(&json!({"id": "s1"}), &message)]}})
+}
 
 /// A changed, an added and a removed value of each field that is fixed at creation.
 fn immutability() -> Vec<Case> {

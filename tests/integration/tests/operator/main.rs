@@ -30,6 +30,7 @@ mod revisions;
 mod scale;
 mod sessions;
 mod starting;
+mod steering;
 mod tree;
 mod undecodable;
 mod workspaces;

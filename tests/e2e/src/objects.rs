@@ -87,9 +87,18 @@ impl ScriptedProvider {
     }
 
     /// A variable of the agent's environment.
-    pub fn env(mut self, name: &str, value: &str) -> Self {
+    pub fn env(self, name: &str, value: &str) -> Self {
+        self.env_entry(json!({"name": name, "value": value}))
+    }
+
+    /// A variable of the agent's environment that holds a field of its pod.
+    pub fn env_of_pod(self, name: &str, field: &str) -> Self {
+        self.env_entry(json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}))
+    }
+
+    fn env_entry(mut self, entry: Value) -> Self {
         let entries = self.spec["template"]["spec"]["containers"][0]["env"].as_array_mut().expect("the environment");
-        entries.push(json!({"name": name, "value": value}));
+        entries.push(entry);
         self
     }
 

@@ -55,6 +55,17 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The runs that are not proven stopped yet.
+    pub fn alive(&self) -> Vec<SubagentRun> {
+        let all = self.lock();
+        all.values().filter(|seen| seen.stopped_ms.is_none()).filter_map(|seen| seen.last.clone()).collect()
+    }
+
+    /// How many are.
+    pub fn stopped(&self) -> usize {
+        self.lock().values().filter(|seen| seen.stopped_ms.is_some()).count()
+    }
+
     /// All of it.
     pub fn all(&self) -> BTreeMap<String, Seen> {
         self.lock().clone()

@@ -9,6 +9,7 @@
 mod dice;
 mod history;
 mod messages;
+mod overlap;
 mod scripted;
 mod victims;
 
@@ -92,7 +93,7 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
         // What has nobody to hit now will have later.
         let deadline = Instant::now() + SETTLE;
         loop {
-            while made.len() - stopped(&history) < RUNS {
+            while made.len() - history.stopped() < RUNS {
                 let name = format!("r{:03}", made.len());
                 let scripted = scripted::roll(&mut dice, &name);
                 ns.create(&scripted.run).await;
@@ -114,7 +115,7 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
     // The history is complete when it has seen that, too.
     let all = made.len();
     let complete =
-        async || if stopped(&history) == all { Ok(()) } else { Err(format!("{} of {all}", stopped(&history))) };
+        async || if history.stopped() == all { Ok(()) } else { Err(format!("{} of {all}", history.stopped())) };
     ns.eventually("the watch saw every end", SETTLE, complete).await;
 
     let seen = history.all();
@@ -137,10 +138,6 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
     format!("{kills} kills {done:?} under {all} runs {ends:?} in {:.0?}", began.elapsed())
 }
 
-fn stopped(history: &History) -> usize {
-    history.all().values().filter(|seen| seen.stopped_ms.is_some()).count()
-}
-
 async fn hit(
     ns: &TestNamespace,
     history: &History,
@@ -151,8 +148,7 @@ async fn hit(
     if !kill.hits_a_run() && kill != Kill::Link {
         return kill.hit_operator(&ns.client, dice).await;
     }
-    let alive: Vec<SubagentRun> =
-        history.all().into_values().filter(|seen| seen.stopped_ms.is_none()).filter_map(|seen| seen.last).collect();
+    let alive = history.alive();
     let Some(run) = dice.one_of(&alive) else { return false };
     // Written before it is done: it may show at once.
     let hits = &mut made.get_mut(&run.name_any()).expect("a run of this test").hits;

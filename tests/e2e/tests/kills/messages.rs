@@ -1,24 +1,33 @@
 //! The same under continuable children, with messages flowing: whatever is killed when, each message comes to exactly one
 //! outcome and reaches an agent at most once, in order, and no child is stuck or has two activations at a time.
 
-use crate::{dice::Dice, history::History, number, seeded, victims::Kill};
-use e2e_tests::{ScriptedProvider, TestNamespace, collector, objects::PROVIDER};
+use crate::{
+    dice::Dice,
+    history::History,
+    number,
+    overlap::{self, Pods},
+    seeded,
+    victims::Kill,
+};
+use e2e_tests::{RunView, ScriptedProvider, TestNamespace, collector, objects::PROVIDER};
 use futures::{StreamExt, TryStreamExt};
 use kube::{
     ResourceExt,
+    api::ListParams,
     runtime::{WatchStreamExt, watcher},
 };
 use scripted_agent::collector::Collector;
 use serde_json::json;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use subagent_crds::{
-    Subagent, SubagentPhase, SubagentRun, conditions,
+    StopReason, Subagent, SubagentPhase, SubagentRun, bounds, conditions,
     message::{Delivery, Outcome},
+    names,
 };
 
 /// Kills without `KILLS`: with what surrounds them as many as fit into a minute or two.
@@ -31,6 +40,10 @@ const PAUSE_MS: u64 = 700;
 const FULL: usize = 56;
 /// How long after the last kill every child must be settled.
 const SETTLE: Duration = Duration::from_secs(300);
+/// Largest child, in bytes: its few hundred bytes for each entry, turn and condition. However much happens, it grows no further.
+const LARGEST: usize = 128 * 1024;
+/// Most finished runs that a child keeps: its history, and that of the last result.
+const RUNS: usize = 6;
 
 /// R5, R9, R11, R13, R16, c36 to c44.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +54,8 @@ async fn r5_r9_r11_random_kills_under_messages_lose_and_double_nothing() {
 /// Agents that stamp as long as they live, and take a moment to open a session, so that kills meet that, too.
 fn provider(collector: SocketAddr) -> ScriptedProvider {
     let provider = ScriptedProvider::keeping_sessions().reporting_to(collector);
-    provider.env("SCRIPTED_AGENT_STAMP", "200").env("SCRIPTED_AGENT_NEW", "delay:100")
+    let provider = provider.env("SCRIPTED_AGENT_STAMP", "200").env("SCRIPTED_AGENT_NEW", "delay:100");
+    provider.env_of_pod("SCRIPTED_AGENT_TAG", "metadata.name")
 }
 
 /// A message that was sent.
@@ -56,7 +70,7 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
     let began = Instant::now();
     let collector = collector();
     ns.continuable(&provider(collector.address())).await;
-    let (runs, inboxes) = (History::follow(ns), Inboxes::follow(ns));
+    let (runs, inboxes, pods) = (History::follow(ns), Inboxes::follow(ns), Pods::follow(ns, child_of));
     let mut sent = vec![];
     for child in 0..CHILDREN {
         let message = json!({"id": id_of(child, 0), "text": text(&id_of(child, 0), &mut dice)});
@@ -108,13 +122,17 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
         if missing.is_empty() { Ok(()) } else { Err(format!("without an outcome: {missing:?}")) }
     })
     .await;
-    let wrong = faults(&sent, &inboxes, &runs, &collector);
+    let mut wrong = faults(&sent, &inboxes, &runs, &collector);
+    wrong.extend(pods.wrong());
+    wrong.extend(overlap::of_agents(&collector.all(), child_of));
+    wrong.extend(grown(ns).await);
     assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong.join("\n"));
     let mut outcomes: BTreeMap<&str, usize> = BTreeMap::new();
     for outcome in inboxes.lock().outcomes.values() {
         *outcomes.entry(outcome.as_str()).or_default() += 1;
     }
     let epochs = runs.all().len();
+    nothing_is_held(ns).await;
     ns.kubectl(&["delete", "subagents", "--all", "--timeout=180s"]);
     format!(
         "{kills} kills {done:?} under {} messages {outcomes:?} in {epochs} activations, {:.0?}",
@@ -125,6 +143,11 @@ async fn rampage(ns: &TestNamespace, mut dice: Dice, kills: usize) -> String {
 
 fn name(child: usize) -> String {
     format!("child-{child}")
+}
+
+/// The child whose pod that is.
+fn child_of(pod: &str) -> Option<String> {
+    (0..CHILDREN).map(name).find(|child| pod.strip_prefix(child.as_str()).is_some_and(|rest| rest.starts_with('-')))
 }
 
 fn id_of(child: usize, number: usize) -> String {
@@ -168,9 +191,7 @@ async fn hit(ns: &TestNamespace, runs: &History, kill: Kill, dice: &mut Dice) ->
     if !kill.hits_a_run() && kill != Kill::Link {
         return kill.hit_operator(&ns.client, dice).await;
     }
-    let alive: Vec<SubagentRun> =
-        runs.all().into_values().filter(|seen| seen.stopped_ms.is_none()).filter_map(|seen| seen.last).collect();
-    dice.one_of(&alive).is_some_and(|run| kill.hit_run(run))
+    dice.one_of(&runs.alive()).is_some_and(|run| kill.hit_run(run))
 }
 
 fn faults(sent: &[Sent], inboxes: &Inboxes, runs: &History, collector: &Collector) -> Vec<String> {
@@ -186,6 +207,19 @@ fn faults(sent: &[Sent], inboxes: &Inboxes, runs: &History, collector: &Collecto
         };
         if received > limit {
             wrong.push(format!("message {} ({outcome:?}) reached an agent {received} times", message.id));
+        }
+        match seen.turns.get(&message.id) {
+            Some(turns) if turns.len() > 1 => wrong.push(format!("message {} had the turns {turns:?}", message.id)),
+            Some(turns) => {
+                let completed = turns.iter().any(|turn| turn.2 == StopReason::Completed.as_str());
+                if completed && received != 1 {
+                    wrong.push(format!("message {} has a completed turn and reached no agent", message.id));
+                }
+            }
+            None if matches!(outcome, Outcome::Started | Outcome::Claimed) => {
+                wrong.push(format!("message {} is {outcome:?} and no turn of it was told", message.id));
+            }
+            None => {}
         }
         let fits = match (message.delivery, message.has_content) {
             (Delivery::Steer, _) => matches!(outcome, Outcome::Steered | Outcome::Rejected),
@@ -232,6 +266,37 @@ fn two_at_a_time(runs: &History) -> Vec<String> {
     wrong
 }
 
+/// Children that hold more than they may after all that.
+async fn grown(ns: &TestNamespace) -> Vec<String> {
+    let mut wrong = vec![];
+    for number in 0..CHILDREN {
+        let child: Subagent = ns.api().get(&name(number)).await.expect("the child");
+        let status = child.status.clone().unwrap_or_default();
+        let bytes = serde_json::to_vec(&child).map_or(usize::MAX, |json| json.len());
+        println!("{}: {bytes} bytes, {} epochs", name(number), status.epochs);
+        let lists = [child.spec.messages.len(), status.messages.len(), status.turns.len()];
+        if bytes > LARGEST || lists[0].max(lists[1]) > bounds::INBOX || lists[2] > bounds::TURNS {
+            wrong.push(format!("{} has grown: {bytes} bytes, entries, outcomes and turns {lists:?}", name(number)));
+        }
+    }
+    wrong
+}
+
+/// Waits until what is left of the activations is what is kept of them, over and let go.
+async fn nothing_is_held(ns: &TestNamespace) {
+    ns.eventually("few runs, all let go", SETTLE, async || {
+        let runs = ns.api::<SubagentRun>().list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
+        let held: Vec<String> = runs
+            .iter()
+            .filter(|run| !run.is(conditions::STOPPED) || run.finalizers().iter().any(|it| it == names::FOLD_FINALIZER))
+            .map(ResourceExt::name_any)
+            .collect();
+        let few = runs.len() <= CHILDREN * RUNS;
+        if held.is_empty() && few { Ok(()) } else { Err(format!("{} runs, of which are held: {held:?}", runs.len())) }
+    })
+    .await;
+}
+
 /// What a watch saw of every inbox.
 #[derive(Clone, Default)]
 struct Inboxes(Arc<Mutex<Seen>>);
@@ -240,6 +305,8 @@ struct Inboxes(Arc<Mutex<Seen>>);
 struct Seen {
     /// Final outcome of every message, as it was stored first.
     outcomes: BTreeMap<String, Outcome>,
+    /// Epoch, number and stop reason of the turns of every message.
+    turns: BTreeMap<String, BTreeSet<(i64, i64, String)>>,
     /// Entries of each child's inbox.
     entries: BTreeMap<String, usize>,
     wrong: Vec<String>,
@@ -268,6 +335,10 @@ impl Inboxes {
     fn see(&self, child: &Subagent) {
         let mut seen = self.lock();
         seen.entries.insert(child.name_any(), child.spec.messages.len());
+        for turn in child.status.iter().flat_map(|status| &status.turns) {
+            let told = (turn.epoch, turn.turn, turn.stop_reason.clone());
+            seen.turns.entry(turn.message_id.clone()).or_default().insert(told);
+        }
         for message in child.status.iter().flat_map(|status| &status.messages) {
             let before = seen.outcomes.get(&message.id).copied();
             match before {

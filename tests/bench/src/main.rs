@@ -4,13 +4,17 @@
 //! Markdown for `docs/benchmarks.md`, and fails when a run's result takes longer than it may.
 
 mod budget;
+mod checkpoints;
+mod children;
 mod figures;
 mod load;
 mod memory;
 mod single;
 mod stages;
+mod steps;
 
-use clap::Parser;
+use children::Scene;
+use clap::{Parser, ValueEnum};
 use e2e_tests::{ScriptedProvider, TestNamespace, in_namespace};
 use figures::Figures;
 use std::process::ExitCode;
@@ -32,13 +36,37 @@ struct Cli {
     /// How often the load is repeated.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// How many messages of each kind to a continuable child; half as many start an activation.
+    #[arg(long, default_value_t = 30)]
+    messages: usize,
+    /// How often a session of each size is kept and brought back.
+    #[arg(long, default_value_t = 3)]
+    checkpoints: usize,
+    /// Runs, children, or both when left out.
+    #[arg(long)]
+    only: Option<Part>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Runs,
+    Children,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
     let mut ratio = f64::INFINITY;
-    in_namespace("bench", async |ns| ratio = bench(&ns, &cli).await).await;
+    if cli.only != Some(Part::Children) {
+        in_namespace("bench", async |ns| ratio = bench(&ns, &cli).await).await;
+    }
+    if cli.only != Some(Part::Runs) {
+        in_namespace("bench-children", async |ns| bench_children(ns, &cli).await).await;
+    }
+    if cli.only == Some(Part::Children) {
+        return ExitCode::SUCCESS;
+    }
     if ratio <= ALLOWED_RATIO {
         return ExitCode::SUCCESS;
     }
@@ -46,6 +74,14 @@ async fn main() -> ExitCode {
         "create to Finished takes {ratio:.2} times as long as a Job's create to Complete; allowed: {ALLOWED_RATIO}"
     );
     ExitCode::FAILURE
+}
+
+async fn bench_children(ns: TestNamespace, cli: &Cli) {
+    let scene = Scene::new(ns).await;
+    println!("\n### Messages to a continuable child: {} of each, half as many to a settled one\n", cli.messages);
+    println!("{}", children::tables(&scene, cli.messages).await);
+    println!("### Keeping a session and bringing it back: {} times each\n", cli.checkpoints);
+    println!("{}", checkpoints::table(&scene, cli.checkpoints).await);
 }
 
 async fn bench(ns: &TestNamespace, cli: &Cli) -> f64 {

@@ -1,7 +1,10 @@
-//! The operator's memory, as the kubelet measures it.
+//! The operator's memory, as the kubelet measures it, and the peaks of single processes, as the kernel does.
 
-use e2e_tests::cluster::{OPERATOR_NAMESPACE, RELEASE, operator_pods};
-use kube::Client;
+use e2e_tests::{
+    cluster::{OPERATOR_NAMESPACE, RELEASE, operator_pods},
+    processes,
+};
+use kube::{Client, ResourceExt};
 use serde_json::Value;
 use std::fmt;
 
@@ -35,6 +38,28 @@ pub async fn operator(client: &Client) -> Memory {
     nodes.map(|node| on_node(&node)).fold(Memory::default(), Memory::max)
 }
 
+/// Processes of the operator.
+pub async fn operators(client: &Client) -> Vec<i32> {
+    let pods = operator_pods(client).await;
+    pods.iter().filter_map(|pod| processes::operator(&pod.uid()?)).collect()
+}
+
+/// Forgets the peak of a process so far.
+pub fn forget_peak(process: i32) {
+    std::fs::write(format!("/proc/{process}/clear_refs"), "5").expect("a process of this host");
+}
+
+/// The most bytes a process had resident since then, pages of its program included; none when it is gone.
+pub fn peak(process: i32) -> Option<u64> {
+    peak_in(&std::fs::read_to_string(format!("/proc/{process}/status")).ok()?)
+}
+
+fn peak_in(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 fn on_node(node: &str) -> Memory {
     let text = e2e_tests::commands::kubectl(&["get", "--raw", &format!("/api/v1/nodes/{node}/proxy/stats/summary")]);
     let summary: Value = serde_json::from_str(&text).expect("the kubelet's summary");
@@ -59,6 +84,12 @@ fn largest(summary: &Value) -> Memory {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_peak_is_read_from_the_kernels_word() {
+        assert_eq!(peak_in("Name:\tx\nVmPeak:\t  99 kB\nVmHWM:\t   1234 kB\n"), Some(1234 * 1024));
+        assert_eq!(peak_in("Name:\tx\n"), None);
+    }
 
     #[test]
     fn the_largest_replica_counts_and_nobody_else() {

@@ -78,7 +78,8 @@ fn bound(request: &Request, run: &str) -> bool {
     request.resource() == "pods/binding" && budget::belongs_to(request.name(), run)
 }
 
-fn kubelet_event(request: &Request, run: &str) -> bool {
+/// One of the kubelet's Events about a pod of a run.
+pub fn kubelet_event(request: &Request, run: &str) -> bool {
     request.user().starts_with("system:node:")
         && (request.verb(), request.resource().as_str()) == ("create", "events")
         && budget::belongs_to(request.name(), run)
@@ -110,7 +111,8 @@ fn nth<'a>(requests: &'a [Request], run: &str, is: fn(&Request, &str) -> bool, w
     }
 }
 
-fn millisecond(text: &str) -> Option<f64> {
+/// Milliseconds since 1970 of a time in the audit log.
+pub fn millisecond(text: &str) -> Option<f64> {
     let time: Timestamp = text.parse().ok()?;
     Some(time.as_microsecond() as f64 / 1000.0)
 }

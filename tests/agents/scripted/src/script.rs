@@ -116,6 +116,8 @@ pub enum Step {
     Read(String),
     /// `!write PATH TEXT`: writes a file; the turn fails when that fails.
     Write(String, String),
+    /// `!write-noise PATH MIB`: writes a file of that size that no compression makes smaller; the turn fails when that fails.
+    WriteNoise(String, usize),
     /// `!session`: says what the client sent to open this session, as JSON.
     Session,
     /// `!client`: says what the client sent with `initialize`, as JSON.
@@ -372,6 +374,7 @@ fn parse_step(line: &str) -> Result<Step, String> {
         "ids" => Step::Ids,
         "read" => Step::Read(words.word("a path")?),
         "write" => Step::Write(words.word("a path")?, words.text()?),
+        "write-noise" => Step::WriteNoise(words.word("a path")?, words.parsed("a number of MiB")?),
         "session" => Step::Session,
         "client" => Step::Client,
         "history" => Step::History,

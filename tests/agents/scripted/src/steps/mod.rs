@@ -246,6 +246,7 @@ impl Run<'_> {
             Step::Ids => self.fact(&surroundings::ids().to_string()),
             Step::Read(path) => self.read(path),
             Step::Write(path, text) => std::fs::write(path, text).map_err(failed)?,
+            Step::WriteNoise(path, mebibytes) => surroundings::write_noise(path, *mebibytes).map_err(failed)?,
             Step::Session => self.opened(),
             Step::Client => self.fact(&self.agent.client().unwrap_or_default().to_string()),
             Step::History => self.fact(&format!("turns before: {}", self.past)),

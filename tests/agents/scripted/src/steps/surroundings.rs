@@ -2,6 +2,10 @@
 
 use nix::unistd::{getegid, geteuid, getpgrp, getpid, getppid, getsid};
 use serde_json::{Value, json};
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+};
 
 use super::Run;
 
@@ -16,6 +20,20 @@ pub fn ids() -> Value {
         "pgid": getpgrp().as_raw(),
         "sid": getsid(None).map(nix::unistd::Pid::as_raw).unwrap_or_default(),
     })
+}
+
+/// Writes a file of random bytes (SplitMix64), the same for the same size.
+pub fn write_noise(path: &str, mebibytes: usize) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    let mut state = 0_u64;
+    for _ in 0..mebibytes << 17 {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        file.write_all(&(mixed ^ (mixed >> 31)).to_le_bytes())?;
+    }
+    file.flush()
 }
 
 impl Run<'_> {

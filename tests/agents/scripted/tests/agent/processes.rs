@@ -172,6 +172,10 @@ fn files_are_written_and_read() {
     let path = folder.path().join("note").display().to_string();
     let turn = Driver::open(&[]).prompt(&format!("!write {path} a\\nb\n!read {path}\n!read {path}.gone"));
     assert!(turn.text().starts_with("a\nb\nerror: "), "{}", turn.text());
+    Driver::open(&[]).prompt(&format!("!write-noise {path} 2"));
+    let noise = std::fs::read(&path).expect("a file");
+    assert_eq!(noise.len(), 2 << 20);
+    assert!(noise.chunks(8).collect::<std::collections::HashSet<_>>().len() == 2 << 17, "nothing repeats");
 }
 
 #[test]

@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
     selectable = ".status.lineage.parentUID",
     selectable = ".status.lineage.rootUID",
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name has at most 63 characters: it becomes a label value; choose a shorter name"),
-    validation = Rule::new("!has(oldSelf.status) || has(self.status)").message("status cannot be removed"),
+    validation = Rule::new("!has(oldSelf.status) || has(self.status)").message("status cannot be removed").field_path(".status"),
     // Rules with oldSelf below status do not hold for the first status ever written; a late report must not be it (R17).
-    validation = Rule::new("has(oldSelf.status) || !has(self.status) || !(has(self.status.report) || has(self.status.result) || has(self.status.transcript))").message("the first status has no report, result or transcript: they come from an earlier run of this name"),
+    validation = Rule::new("has(oldSelf.status) || !has(self.status) || !(has(self.status.report) || has(self.status.result) || has(self.status.transcript))").message("the first status has no report, result or transcript: they come from an earlier run of this name").field_path(".status"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Where the run stands"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason", description = "Why"),
     printcolumn(name = "Provider", type_ = "string", json_path = ".spec.providerRef.name"),

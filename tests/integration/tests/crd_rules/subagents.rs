@@ -143,27 +143,27 @@ fn inbox() -> Vec<Case> {
         request: Request::Update,
         accepted: kept(),
         refused: removed(),
-        ..case(CHILD, "<nil>", message, "not seen yet")
+        ..case(CHILD, "spec.messages", message, "not seen yet")
     }];
     cases.extend(UNDER_WAY.map(|outcome| Case {
         stored: noted(outcome),
         request: Request::Update,
         accepted: kept(),
         refused: removed(),
-        ..case(CHILD, "<nil>", message, "under way")
+        ..case(CHILD, "spec.messages", message, "under way")
     }));
     cases.extend(FINAL.map(|outcome| Case {
         stored: noted(outcome),
         request: Request::Update,
         accepted: [kept(), removed()].concat(),
-        ..case(CHILD, "<nil>", message, "over")
+        ..case(CHILD, "spec.messages", message, "over")
     }));
     let other = json!({"status": {"messages": [{"id": "m2", "sequence": 1, "outcome": "Claimed"}]}});
     cases.push(Case {
         stored: other,
         request: Request::Update,
         refused: removed(),
-        ..case(CHILD, "<nil>", message, "another is over")
+        ..case(CHILD, "spec.messages", message, "another is over")
     });
     cases.push(Case {
         request: Request::Update,
@@ -251,14 +251,14 @@ fn cancelling() -> Vec<Case> {
             request: Request::Update,
             accepted: vec![through(0)],
             refused: vec![through(1)],
-            ..case(CHILD, "<nil>", bound, "before the first activation")
+            ..case(CHILD, "spec.cancelThroughEpoch", bound, "before the first activation")
         },
         Case {
             stored: json!({"status": {"epochs": 2}}),
             request: Request::Update,
             accepted: vec![through(0), through(1), through(2)],
             refused: vec![through(3), through(1000)],
-            ..case(CHILD, "<nil>", bound, "beyond the newest")
+            ..case(CHILD, "spec.cancelThroughEpoch", bound, "beyond the newest")
         },
         Case {
             stored: json!({"status": {"epochs": 3}}),
@@ -280,7 +280,7 @@ fn status() -> Vec<Case> {
         request: Request::Status,
         accepted: vec![json!({"status": {"message": null}}), json!({"status": {"message": "n"}})],
         refused: vec![json!({"status": null})],
-        ..case(CHILD, "<nil>", "status cannot be removed", "removed")
+        ..case(CHILD, "status", "status cannot be removed", "removed")
     }];
     for (field, value, changes) in [
         ("lineage", lineage, vec![json!({"depth": 1}), json!({"rootUID": "q"}), json!({"ancestors": []})]),

@@ -694,20 +694,20 @@ fn first_status() -> Vec<Case> {
                 json!({"status": {"attempt": 1, "podUID": "pod-1"}}),
             ],
             refused: vec![part("report"), part("result"), part("transcript"), json!({"status": status()})],
-            ..case(RUN, "<nil>", message, "on a run without status")
+            ..case(RUN, "status", message, "on a run without status")
         },
         Case {
             stored: json!({"status": {"attempt": 1, "podUID": "pod-1"}}),
             request: Request::Status,
             accepted: vec![part("report"), part("result"), part("transcript"), json!({"status": status()})],
-            ..case(RUN, "<nil>", message, "on an accepted run")
+            ..case(RUN, "status", message, "on an accepted run")
         },
         Case {
             stored: json!({"status": {"message": "m"}}),
             request: Request::Status,
             accepted: vec![json!({"status": {"message": null}}), json!({"status": {"message": "n"}})],
             refused: vec![json!({"status": null})],
-            ..case(RUN, "<nil>", "status cannot be removed", "removed")
+            ..case(RUN, "status", "status cannot be removed", "removed")
         },
     ]
 }

@@ -159,6 +159,53 @@ impl Reason {
         self.facts().name
     }
 
+    /// What to do when this ended an activation of a child: the spec of its run is the operator's, and it is the child that goes
+    /// on.
+    pub fn child_remedy(self) -> &'static str {
+        const NEXT: &str = "Send the child its next message: it goes on from its last checkpoint; side effects of the lost turn are possible.";
+        match self {
+            Self::NoProvider => "Create the SubagentProvider again, then send the child its next message.",
+            Self::ProviderNotReady => {
+                "Read the Ready condition of the provider with kubectl describe, correct it, and send the child its next message."
+            }
+            Self::UnsupportedCapability => {
+                "Give the provider back what the message names, or create a new Subagent with another provider."
+            }
+            Self::InvalidTemplate => {
+                "Correct the named field in the provider's template and send the child its next message; its own parameters are \
+                 immutable, for others create a new Subagent."
+            }
+            Self::AgentHandshakeFailed => {
+                "Where the message names what the agent lacks or does not offer, correct the provider, or create a new Subagent \
+                 with another spec.agentOptions.model or spec.persona; otherwise look at kubectl logs for what the agent said."
+            }
+            Self::StartDeadlineExceeded => {
+                "Look at the named stage; raise spec.activation.startDeadlineSeconds of the Subagent if the agent is only slow."
+            }
+            Self::DeadlineExceeded => "Raise spec.activation.activeDeadlineSeconds of the Subagent or ask for less.",
+            Self::IdleDeadlineExceeded => {
+                "Raise spec.activation.idleDeadlineSeconds of the Subagent, or look at kubectl logs for what it waits for."
+            }
+            Self::Evicted | Self::NodeLost => NEXT,
+            Self::PodDeleted => {
+                "Send the child its next message: it goes on from its last checkpoint; to cancel what it does raise \
+                 spec.cancelThroughEpoch."
+            }
+            Self::WorkerLost => {
+                "Look at kubectl logs, then send the child its next message: it goes on from its last checkpoint; side effects of \
+                 the lost turn are possible."
+            }
+            Self::Cancelled => "Read the partial output in status.lastResult, if there is one.",
+            Self::AgentRefused => "Read status.lastResult and the transcript for why.",
+            other => other.facts().remedy,
+        }
+    }
+
+    /// What a run says of itself, in terms of the child that it activated.
+    pub fn for_child(self, message: &str) -> String {
+        message.replace(self.facts().remedy, self.child_remedy())
+    }
+
     /// What was seen, as a sentence, and behind it what to do.
     pub fn with_remedy(self, seen: &str) -> String {
         format!("{}. {}", seen.trim_end().trim_end_matches('.'), self.facts().remedy)
@@ -185,6 +232,14 @@ mod tests {
             assert_eq!(facts.stop_reason.is_none(), facts.phase == Phase::Rejected, "{reason}");
         }
         assert_eq!(Reason::parse("Nonsense"), None);
+        for &reason in Reason::ALL {
+            let (own, remedy) = (reason.with_remedy("seen"), reason.child_remedy());
+            assert_eq!(reason.for_child(&own), format!("seen. {remedy}"), "{reason}");
+            let is_of_runs =
+                ["in a new run", "status.result ", "raise startDeadlineSeconds", "Raise activeDeadlineSeconds"];
+            let can_end_a_child = reason.facts().stage != Stage::Rejected && reason != Reason::Completed;
+            assert!(!can_end_a_child || is_of_runs.iter().all(|words| !remedy.contains(words)), "{reason}: {remedy}");
+        }
         let said = Reason::OOMKilled.with_remedy("too much.\n");
         assert!(said.starts_with("too much. Raise resources.limits.memory"), "{said}");
     }

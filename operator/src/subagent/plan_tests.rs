@@ -498,6 +498,20 @@ fn c36_c50_a_run_that_was_removed_by_force_is_waited_for_until_its_pod_is_proven
     }
 }
 
+/// A person has the child, whose run's spec is the operator's.
+#[test]
+fn what_to_do_about_an_activation_is_said_in_terms_of_the_child() {
+    let mut world = started();
+    report(&mut world, json!({}));
+    settle(&mut world, 3);
+    over(&mut world, "Failed", "DeadlineExceeded");
+    let said = Reason::DeadlineExceeded.with_remedy("active for longer than activeDeadlineSeconds: 5");
+    run_of(&mut world).status.as_mut().unwrap().message = Some(said);
+    settle(&mut world, 4);
+    let said = status(&world).message.as_ref().unwrap();
+    assert!(said.ends_with("Raise spec.activation.activeDeadlineSeconds of the Subagent or ask for less."), "{said}");
+}
+
 /// `kubectl wait --for=condition=Settled` right after a patch must not see the state before it.
 #[test]
 fn a_spec_that_was_not_looked_at_is_not_settled() {

@@ -372,7 +372,14 @@ fn doing(activation: &CurrentActivation) -> &'static str {
 fn start_problem(run: &SubagentRun) -> Option<(String, String)> {
     let status = run.status.as_ref()?;
     let is_starting = matches!(status.phase, Some(Phase::Pending | Phase::Queued | Phase::Starting));
-    status.reason.clone().filter(|_| is_starting).zip(status.message.clone())
+    let reason = status.reason.clone().filter(|_| is_starting)?;
+    let message = for_child(&reason, status.message.as_deref()?);
+    Some((reason, message))
+}
+
+/// What a run says of itself tells what to do with a run; its child is what a person has.
+fn for_child(reason: &str, message: &str) -> String {
+    Reason::parse(reason).map_or_else(|| message.to_owned(), |reason| reason.for_child(message))
 }
 
 /// How the activation that is over failed, if it did.
@@ -393,7 +400,7 @@ fn failure(old: &SubagentStatus, world: &World) -> Option<(String, String)> {
     };
     let status = run.status.as_ref()?;
     let reason = status.reason.clone().filter(|_| status.phase != Some(Phase::Completed))?;
-    let message = status.message.clone().unwrap_or_default();
+    let message = for_child(&reason, status.message.as_deref().unwrap_or_default());
     Some((reason, format!("activation {number}: {message}")))
 }
 

@@ -22,7 +22,7 @@ pub fn count(metrics: &Metrics, world: &World, written: &Subagent) {
     }
     metrics.activations_begun.inc_by(u64::try_from(new.epochs - old.epochs).unwrap_or(0));
     if events::ended(&old, new).is_some() {
-        metrics.activation_ended(reason(world, new));
+        metrics.activation_ended(reason(world, &old, new));
     }
 }
 
@@ -42,13 +42,15 @@ fn ended<'a>(
     new.messages.iter().filter(|message| message.outcome.is_terminal()).filter(is_news)
 }
 
-/// Why an activation ended: by its run; by what its child says when it never had one.
-fn reason(world: &World, new: &SubagentStatus) -> Reason {
+/// Why an activation ended: by its run; by what its child says when it never had one. Then only a cancellation or the end of the
+/// child is left, whatever else the child says by now.
+fn reason(world: &World, old: &SubagentStatus, new: &SubagentStatus) -> Reason {
     let told = match world.run.ours() {
         Some(run) => run.status.as_ref().and_then(|status| status.reason.as_deref()),
         None => new.reason.as_deref(),
     };
-    told.and_then(Reason::parse).unwrap_or(Reason::WorkerLost)
+    let was_born = old.activation.as_ref().is_some_and(|activation| activation.run_uid.is_some());
+    told.and_then(Reason::parse).unwrap_or(if was_born { Reason::WorkerLost } else { Reason::Cancelled })
 }
 
 #[cfg(test)]
@@ -112,6 +114,16 @@ mod tests {
         json!({"epochs": 5, "activation": {"epoch": 5, "runName": "r"}}),
         json!({"epochs": 5, "reason": "QuotaExceeded"}),
         &[r#"subagents_activations_ended_total{reason="QuotaExceeded"} 1"#],
+    )]
+    #[case::never_born_and_the_child_goes(
+        json!({"epochs": 5, "activation": {"epoch": 5, "runName": "r"}}),
+        json!({"epochs": 5, "phase": "Terminating"}),
+        &[r#"subagents_activations_ended_total{reason="Cancelled"} 1"#],
+    )]
+    #[case::cancelled_unborn_and_the_next_begun(
+        json!({"epochs": 5, "activation": {"epoch": 5, "runName": "r"}}),
+        json!({"epochs": 6, "activation": {"epoch": 6, "runName": "s"}}),
+        &["subagents_activations_begun_total 1", r#"subagents_activations_ended_total{reason="Cancelled"} 1"#],
     )]
     fn t8_a_stored_transition_is_counted_once(#[case] old: Value, #[case] new: Value, #[case] expected: &[&str]) {
         let (metrics, before, after) = (Metrics::new(), with(&old), with(&new));

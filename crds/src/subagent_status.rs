@@ -68,13 +68,17 @@ pub struct SubagentStatus {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub epochs: i64,
-    /// cancelledThroughEpoch is the number up to which spec.cancelThroughEpoch was carried out.
+    /// cancelledThroughEpoch is the number up to which activations were cancelled, by spec.cancelThroughEpoch or by way of their
+    /// run; each cancellation is carried out once.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub cancelled_through_epoch: i64,
     /// cancellingDescendants is true from a cancellation until all that the child had delegated by then is told to stop.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancelling_descendants: bool,
+    /// cancellingSince is since when cancellingDescendants is true; whoever cannot be told is given up five minutes later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cancelling_since: Option<Time>,
     /// sequences is the highest sequence given to a message.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
@@ -222,6 +226,9 @@ pub struct CurrentActivation {
     /// refusedSince is since when the API server refuses to create its run; the start deadline counts from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused_since: Option<Time>,
+    /// runGoneSince is since when its run is gone, which somebody removed by force; a pod of it may still come for a while.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_gone_since: Option<Time>,
     /// foldedTurns is the number of its turns that status has taken in.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]

@@ -113,9 +113,11 @@ impl Descendant {
         !(self.is_over() && self.stopped) || self.is_child() && self.deleting
     }
 
-    /// Whether it has to be told that it is cancelled.
+    /// Whether it has to be told that it is cancelled. A child that does not decode has no number that could be patched, and
+    /// nobody begins an activation of it: the run of its current one is below the same ancestors, and is told itself.
     pub fn is_to_cancel(&self) -> bool {
-        !self.is_over() && !self.cancelled && !self.deleting
+        let has_number = !self.is_child() || self.undecodable.is_none();
+        has_number && !self.is_over() && !self.cancelled && !self.deleting
     }
 
     /// Whether it is to be deleted with an ancestor whose deletion began then: it was still alive at that time. A run that

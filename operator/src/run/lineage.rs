@@ -233,14 +233,17 @@ pub fn may_begin(
 const DELETED: &str = "is being deleted";
 
 /// Why those below a child are to stop or not to start, if they are: it goes, or its activation is being cancelled, or what it
-/// delegated is being told of that. Once that is done it may be spoken to again, and takes children as before.
+/// delegated is being told of that. Once that is done it may be spoken to again, and takes children as before. A cancel of an
+/// activation before the one at work is not about what that delegates.
 fn why_to_stop_below(child: &Subagent) -> Option<&'static str> {
     if child.metadata.deletion_timestamp.is_some() {
         return Some(DELETED);
     }
     let status = child.status.as_ref()?;
-    let is_asked = child.spec.cancel_through_epoch > status.cancelled_through_epoch;
     let activation = status.activation.as_ref();
+    let through = child.spec.cancel_through_epoch;
+    let is_asked =
+        through > status.cancelled_through_epoch && activation.is_none_or(|activation| activation.epoch <= through);
     let is_under_way = activation.is_some_and(|activation| activation.epoch <= status.cancelled_through_epoch);
     (is_asked || is_under_way || status.cancelling_descendants).then_some("is cancelled")
 }

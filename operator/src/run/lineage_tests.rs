@@ -57,6 +57,7 @@ fn word(verdict: Result<impl Sized, Verdict>) -> String {
 #[case::cancel_asked(json!({"spec": {"cancelThroughEpoch": 2}}), "ParentUnavailable", "is cancelled")]
 #[case::cancel_under_way(json!({"spec": {"cancelThroughEpoch": 2}, "status": {"cancelledThroughEpoch": 2}}), "ParentUnavailable", "is cancelled")]
 #[case::cancel_being_told(json!({"spec": {"cancelThroughEpoch": 1}, "status": {"cancelledThroughEpoch": 1, "cancellingDescendants": true}}), "ParentUnavailable", "is cancelled")]
+#[case::late_cancel(json!({"spec": {"cancelThroughEpoch": 1}}), "taken", "")]
 #[case::cancel_done(json!({"spec": {"cancelThroughEpoch": 1}, "status": {"cancelledThroughEpoch": 1}}), "taken", "")]
 fn c14_a_child_takes_children_unless_it_stops(#[case] extra: Value, #[case] expected: &str, #[case] words: &str) {
     let said = word(lineage("own", Some(&reference()), None, &child(extra)));

@@ -1,5 +1,6 @@
 //! Events of a child: once per transition, after the transition is stored, never in its way (contract c10 and c44).
 
+use super::status::NOT_TOLD;
 use crate::{
     context::Context,
     run::events::{Note, publish_event},
@@ -89,6 +90,11 @@ pub fn notes(old: &SubagentStatus, new: &SubagentStatus) -> Vec<Note> {
             );
             note(true, "MessageConflict", text, false);
         }
+    }
+    let is_given_up = old.cancelling_descendants && !new.cancelling_descendants && message.contains(NOT_TOLD);
+    if is_given_up {
+        let text = format!("those that could not be told for five minutes are to be cancelled by hand; {message}");
+        note(true, "DescendantsNotTold", text, false);
     }
     let lost = |status: &SubagentStatus| {
         let whole = conditions::get(&status.conditions, conditions::MEMORY_WHOLE);

@@ -4,10 +4,10 @@
 //! One call computes everything that the facts allow, and one guarded write stores it. What is to be done to the run then
 //! follows from the stored status alone (`placing`), so a crash in between changes nothing.
 
-use crate::provider::capabilities::without_steering;
+use crate::{provider::capabilities::without_steering, settings::CALL_TIMEOUT};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use sha2::{Digest, Sha256};
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 use subagent_crds::{
     Phase, Reason, StopReason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds, conditions,
     message::{Code, Delivery, InboxMessage, MessageReport, Outcome},
@@ -20,6 +20,9 @@ pub const INTERRUPTED: &str = "Interrupted";
 
 /// Why a worker does not deliver a steer.
 pub const NOT_TAKEN: &str = "the agent did not take it into its turn, or that was over or interrupted before it did";
+/// How long after a run was seen gone a pod of it may still come: its controller may be between its last look at the run and
+/// the pod, with a read of the revision and the create to go.
+pub const POD_MAY_COME: Duration = CALL_TIMEOUT.saturating_mul(2);
 /// Longest text about a message, in bytes, as the schema has it: an inbox holds 64 of them.
 const MESSAGE: usize = 256;
 
@@ -180,18 +183,26 @@ impl<'a> Inbox<'a> {
 
     /// A cancellation is carried out once: what is raised together with it is discarded together with it, and a message that
     /// is not sequenced yet comes after it (contract c43, pitfall R15). What a worker holds is discarded when that is over: it
-    /// may be claiming it right now.
+    /// may be claiming it right now. A newer activation goes on, with what it delegates.
     fn cancel(&mut self) {
         let through = self.facts.child.spec.cancel_through_epoch.min(self.new.epochs);
         if through <= self.new.cancelled_through_epoch {
             return;
         }
         self.new.cancelled_through_epoch = through;
-        self.new.cancelling_descendants = true;
         self.discard_waiting();
-        if let Some(activation) = self.activation().filter(|activation| activation.epoch <= through) {
+        if let Some(activation) = self.activation() {
+            if activation.epoch > through {
+                return;
+            }
             activation.state = ActivationState::Closing;
         }
+        self.cancel_below();
+    }
+
+    fn cancel_below(&mut self) {
+        self.new.cancelling_descendants = true;
+        self.new.cancelling_since = Some(self.now.clone());
     }
 
     /// Takes in what the run of the activation tells, and its end.
@@ -216,7 +227,7 @@ impl<'a> Inbox<'a> {
             // still be at work, so nothing begins before the proof (c36, c50).
             Found::Removed { is_stopped } => {
                 self.close_cancelled();
-                if is_stopped {
+                if is_stopped && self.is_long_gone() {
                     self.end(None);
                 }
             }
@@ -237,17 +248,27 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// The activation was cancelled by way of its run: what waits by now is discarded (contract c43). What comes from now on meets
-    /// a closing activation and starts the next (c39).
+    /// The activation was cancelled by way of its run: what waits by now is discarded (contract c43), also when it was closing
+    /// anyway. What comes from now on meets a closing activation and starts the next (c39).
     fn close_cancelled(&mut self) {
-        if !self.activation().is_some_and(|activation| activation.state != ActivationState::Closing) {
+        let Some(activation) = self.activation() else { return };
+        activation.state = ActivationState::Closing;
+        let epoch = activation.epoch;
+        if epoch <= self.new.cancelled_through_epoch {
             return;
         }
-        self.new.cancelling_descendants = true;
+        self.new.cancelled_through_epoch = epoch;
         self.discard_waiting();
-        if let Some(activation) = self.activation() {
-            activation.state = ActivationState::Closing;
-        }
+        self.cancel_below();
+    }
+
+    /// True when the run of the activation is gone for so long that no pod of it can come any more: until then none may be there
+    /// because it is only being created.
+    fn is_long_gone(&mut self) -> bool {
+        let now = self.now.clone();
+        let Some(activation) = self.activation() else { return false };
+        let since = activation.run_gone_since.get_or_insert_with(|| now.clone()).0;
+        now.0 >= since + POD_MAY_COME
     }
 
     fn discard_waiting(&mut self) {
@@ -684,6 +705,9 @@ impl<'a> Inbox<'a> {
         };
         let (queued, parked) = (count(&[Outcome::Accepted, Outcome::Queued]), count(&[Outcome::Parked]));
         (self.new.queued_count, self.new.parked_count) = (queued, parked);
+        let is_cancelling = self.new.cancelling_descendants;
+        self.new.cancelling_since =
+            is_cancelling.then(|| self.new.cancelling_since.take().unwrap_or_else(|| self.now.clone()));
         self.new.phase = Some(if self.is_deleting() {
             SubagentPhase::Terminating
         } else if self.new.activation.is_some() {

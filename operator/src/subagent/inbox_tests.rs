@@ -361,6 +361,7 @@ impl World {
                 for worker in self.lost.values_mut() {
                     worker.over.get_or_insert("Lost");
                 }
+                self.now += POD_MAY_COME.as_secs().cast_signed();
             }
             Step::Reconcile { acts } => self.reconcile(*acts),
             Step::Read => self.old = Some((self.child.clone(), self.found(), self.version)),
@@ -757,6 +758,59 @@ fn c43_deleting_the_run_discards_and_the_child_stays() {
     world.step(&Step::Append(Delivery::Queue, true));
     world.drain();
     assert_eq!(world.outcome("m3"), Outcome::Started);
+}
+
+/// c43, c39: an activation that is closing anyway is cancelled as any other: what waits by then is discarded, and what comes
+/// later starts the next.
+#[rstest]
+#[case::cancelled(Step::CancelRun)]
+#[case::deleted(Step::DeleteRun)]
+fn c43_a_closing_activation_is_cancelled_by_way_of_its_run(#[case] how: Step) {
+    // It rests, so it is told that nothing more comes; then the second message meets it.
+    let mut world = play("+q r r w r w e r +q r");
+    let closing = world.child.status.as_ref().unwrap().activation.as_ref().map(|activation| activation.state);
+    assert_eq!(closing, Some(ActivationState::Closing));
+    assert_eq!(words(&world), "Started Accepted");
+    world.step(&how);
+    world.step(&Step::Reconcile { acts: true });
+    assert_eq!(words(&world), "Started Discarded");
+    assert!(world.child.status.as_ref().unwrap().cancelling_descendants, "c51");
+    world.step(&Step::Append(Delivery::Queue, true));
+    world.drain();
+    assert_eq!(words(&world), "Started Discarded Started");
+    world.check();
+}
+
+/// c43: a cancel that comes late is not about the activation that has begun meanwhile, nor about what that delegates.
+#[test]
+fn c43_a_late_cancel_leaves_what_a_newer_activation_delegated() {
+    let mut world = play("+q d +q r r w r");
+    assert_eq!(world.child.status.as_ref().unwrap().epochs, 2);
+    world.child.spec.cancel_through_epoch = 1;
+    world.step(&Step::Reconcile { acts: true });
+    let status = world.child.status.clone().unwrap();
+    assert_eq!((status.cancelled_through_epoch, status.cancelling_descendants), (1, false));
+    assert_ne!(status.activation.map(|activation| activation.state), Some(ActivationState::Closing));
+    world.child.spec.cancel_through_epoch = 2;
+    world.step(&Step::Reconcile { acts: true });
+    assert!(world.child.status.as_ref().unwrap().cancelling_descendants);
+}
+
+/// c36, c50: that no pod is found proves nothing right after the run was seen gone: one may be on its way.
+#[test]
+fn c36_c50_no_pod_of_a_removed_run_is_a_proof_only_after_a_while() {
+    let mut world = play("+q r r w r +q r w");
+    world.step(&Step::LoseRun);
+    world.lost.clear();
+    for second in [0, 1, POD_MAY_COME.as_secs().cast_signed() - 9] {
+        world.now += second;
+        world.step(&Step::Reconcile { acts: true });
+        assert_eq!(world.child.status.as_ref().unwrap().epochs, 1);
+        assert!(world.child.status.as_ref().unwrap().activation.is_some(), "after {second} s");
+    }
+    world.now += 9;
+    world.step(&Step::Reconcile { acts: true });
+    assert_eq!(world.child.status.as_ref().unwrap().activation, None);
 }
 
 /// c36, c50: somebody took the finalizers off a run. Its pod may be at work, so nothing begins before the proof; what it held

@@ -35,6 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 const LOOK_AT_LEFT: Duration = Duration::from_secs(5);
 /// How soon a child that could not be told to stop is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(2);
+/// How long one that cannot be told of a cancellation is tried: until then the child takes nothing new below it.
+const TELL_FOR: Duration = Duration::from_secs(300);
 /// How long removing a deleted child's session from the store is tried (contract c47).
 const FORGET_FOR: Duration = Duration::from_secs(300);
 
@@ -271,11 +273,7 @@ fn turned_away(world: &World, old: &SubagentStatus, now: Timestamp) -> Option<St
 fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     let child = &world.child;
     let deleting = &child.metadata.deletion_timestamp;
-    let cancels = deleting.is_some() || status.cancelling_descendants;
-    let is_to_tell = |one: &Descendant| {
-        cancels && one.is_to_cancel() || deleting.as_ref().is_some_and(|since| one.is_to_delete(since.0))
-    };
-    if world.told.is_none() && world.children.iter().flatten().any(is_to_tell) {
+    if world.told.is_none() && is_anybody_to_tell(world, status) {
         return Step::StopChildren;
     }
     if let Some(step) = release_folded(world, status) {
@@ -313,6 +311,21 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     }
     let telling = status.cancelling_descendants.then_some(TELL_AGAIN);
     Step::Wait([residency(child, status, now), waiting(status), telling].into_iter().flatten().min())
+}
+
+/// Whether somebody below a child that was cancelled or is being deleted does not know of that.
+pub fn is_anybody_to_tell(world: &World, status: &SubagentStatus) -> bool {
+    let deleting = &world.child.metadata.deletion_timestamp;
+    let cancels = deleting.is_some() || status.cancelling_descendants;
+    let is_to_tell = |one: &Descendant| {
+        cancels && one.is_to_cancel() || deleting.as_ref().is_some_and(|since| one.is_to_delete(since.0))
+    };
+    world.children.iter().flatten().any(is_to_tell)
+}
+
+/// Whether those that cannot be told of a cancellation are given up.
+pub fn gives_up_telling(status: &SubagentStatus, now: Timestamp) -> bool {
+    status.cancelling_since.as_ref().is_some_and(|since| now >= since.0 + TELL_FOR)
 }
 
 /// A run is let go once the status holds what it came to.

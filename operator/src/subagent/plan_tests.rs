@@ -488,7 +488,9 @@ fn c36_c50_a_run_that_was_removed_by_force_is_waited_for_until_its_pod_is_proven
     world.run = left(true, true, true);
     assert_eq!(settle(&mut world, 6), Step::StopLeft("run-uid".into()), "it is let go first");
     world.run = Run::Removed(vec![]);
-    let next = settle(&mut world, 7);
+    assert_eq!(settle(&mut world, 7), Step::Wait(Some(Duration::from_secs(5))), "one may be on its way");
+    assert!(status(&world).message.as_ref().unwrap().contains("may still come"), "{:?}", status(&world).message);
+    let next = settle(&mut world, 40);
     let ended = status(&world);
     assert_eq!(ended.turns.last().map(|turn| (turn.turn, turn.stop_reason.as_str())), Some((1, inbox::INTERRUPTED)));
     if deleted {
@@ -658,6 +660,47 @@ mod deletion {
         let later = json!({"spec": {"cancelThroughEpoch": 1}, "status": {"epochs": 2, "activation": {"epoch": 2}}});
         (world.told, world.children) = (None, Some(vec![below(later)]));
         assert_eq!(settle(&mut world, 7), Step::Wait(Some(Duration::from_secs(10))), "it was spoken to afterwards");
+    }
+
+    /// c51, C1: who cannot be told is named, and keeps the child closed for five minutes at most; nothing is written again and
+    /// again meanwhile.
+    #[test]
+    fn c51_one_that_cannot_be_told_does_not_close_the_child_for_ever() {
+        let mut world = settled();
+        world.children = Some(vec![below(json!({}))]);
+        world.child.spec.cancel_through_epoch = 1;
+        assert_eq!(settle(&mut world, 10), Step::StopChildren);
+        world.told = Some(vec!["cancelling below: policy p says no".into()]);
+        assert_eq!(settle(&mut world, 10), Step::Wait(Some(Duration::from_secs(2))));
+        let said = status(&world).message.clone().unwrap();
+        assert!(said.contains("told that it is cancelled: cancelling below: policy p says no"), "{said}");
+        let before = status(&world).clone();
+        world.told = None;
+        assert_eq!(settle(&mut world, 309), Step::StopChildren);
+        assert_eq!(*status(&world), before, "nothing new is no write");
+        assert_eq!(settle(&mut world, 400), Step::StopChildren, "it is tried a last time");
+        world.told = Some(vec!["cancelling below: policy p says no".into()]);
+        let given_up = status_of(next(&world, at(400)));
+        assert_eq!((given_up.cancelling_descendants, given_up.cancelling_since.as_ref()), (false, None));
+        let notes = crate::subagent::events::notes(&before, &given_up);
+        assert!(notes.iter().any(|note| note.warning && note.reason == "DescendantsNotTold"), "{notes:?}");
+        world.child.status = Some(given_up);
+        assert!(matches!(settle(&mut world, 400), Step::Wait(Some(_))));
+        assert!(!status(&world).cancelling_descendants);
+    }
+
+    /// C1: a child that does not decode has no number that could be patched; the run of its activation is told itself.
+    #[test]
+    fn c51_c1_no_number_is_patched_into_a_child_that_does_not_decode() {
+        let unreadable =
+            Descendant { undecodable: Some("spec: ?".into()), epochs: 0, cancelled: false, ..below(json!({})) };
+        assert_eq!((unreadable.is_live(), unreadable.is_to_cancel()), (true, false));
+        assert!(unreadable.is_to_delete(at(0)), "a deletion needs none");
+        let mut world = settled();
+        world.children = Some(vec![unreadable]);
+        world.child.spec.cancel_through_epoch = 1;
+        assert_eq!(settle(&mut world, 10), Step::Wait(Some(Duration::from_secs(10))));
+        assert!(!status(&world).cancelling_descendants, "the child is open again");
     }
 
     /// c43: so does a cancel of the activation's run, and its deletion.

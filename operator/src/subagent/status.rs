@@ -3,7 +3,7 @@
 use super::{
     inbox::{self, Facts, Remembered},
     memory::Memory,
-    plan::{Run, World},
+    plan::{self, Run, World},
     pruning, validate,
 };
 use crate::run::{
@@ -27,6 +27,11 @@ use subagent_link::MAX_PREVIEW_BYTES;
 
 /// Reason of a child whose first session is not stored yet.
 const NO_CHECKPOINT: &str = "NoCheckpoint";
+
+/// What stands before those below that were not told of a cancellation or deletion yet.
+pub const NOT_TOLD: &str = "; not all below it could be told that it is cancelled: ";
+/// Longest text of that, in bytes.
+const NOT_TOLD_LENGTH: usize = 512;
 
 /// Sets conditions of one status.
 struct Conditions<'a> {
@@ -112,7 +117,7 @@ pub fn accepted(world: &World, old: &SubagentStatus, acceptance: Acceptance, now
 pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStatus {
     let old = child.status.clone().unwrap_or_default();
     let memory = recalled(child, world.memory.as_ref());
-    let told = are_descendants_told(&old, world).then(|| without_telling(child));
+    let told = are_descendants_told(&old, world, now).then(|| without_telling(child));
     let mut new = inbox::advance(&facts(told.as_ref().unwrap_or(child), world, &memory), now);
     let change = Change::between(&old, &new, &world.run);
     leave_out_remembered(child, world.memory.as_ref(), &mut new);
@@ -131,10 +136,12 @@ pub fn advanced(child: &Subagent, world: &World, now: Timestamp) -> SubagentStat
 
 /// Whether a cancellation has reached all that the child had delegated (contract c43, c51): the list was made after it was
 /// stored, which closes the child for more, and nobody in it is to be told any more. One that does not decode can only be told.
-fn are_descendants_told(old: &SubagentStatus, world: &World) -> bool {
+/// Who could not be told for long enough, also now, is given up: the child would be closed for ever.
+fn are_descendants_told(old: &SubagentStatus, world: &World, now: Timestamp) -> bool {
+    let is_given_up = world.told.is_some() && plan::gives_up_telling(old, now);
     let is_told = |one: &Descendant| {
         let was_tried = world.told.as_ref().is_some_and(Vec::is_empty);
-        !one.is_to_cancel() || one.undecodable.is_some() && was_tried
+        !one.is_to_cancel() || one.undecodable.is_some() && was_tried || is_given_up
     };
     old.cancelling_descendants && world.children.as_ref().is_some_and(|found| found.iter().all(is_told))
 }
@@ -287,8 +294,35 @@ impl Change {
     }
 }
 
-/// Reason and message.
+/// Reason and message. Behind it stands who could not be told of a cancellation, until that is done.
 fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, change: Change) {
+    let is_deleting = world.child.metadata.deletion_timestamp.is_some();
+    if old.cancelling_descendants || is_deleting {
+        new.message = new.message.take().map(|said| said.split(NOT_TOLD).next().unwrap_or_default().to_owned());
+    }
+    describe_itself(world, old, new, change);
+    let was_tried = world.told.is_some();
+    let tells = new.cancelling_descendants
+        || old.cancelling_descendants && was_tried
+        || is_deleting && plan::is_anybody_to_tell(world, new);
+    if let (true, Some(untold)) = (tells, not_told(world, old)) {
+        let said = conditions::cut(new.message.as_deref().unwrap_or_default(), bounds::MESSAGE - NOT_TOLD_LENGTH);
+        new.message = Some(format!("{said}{untold}"));
+    }
+}
+
+/// Who could not be told in this reconcile, or, when that was not tried yet, in the last one: else it would be said and taken
+/// back again and again.
+fn not_told(world: &World, old: &SubagentStatus) -> Option<String> {
+    let Some(failures) = &world.told else {
+        let said = old.message.as_deref()?;
+        return said.find(NOT_TOLD).map(|at| said[at..].to_owned());
+    };
+    let text = format!("{NOT_TOLD}{}", failures.join("; "));
+    (!failures.is_empty()).then(|| conditions::cut(&text, NOT_TOLD_LENGTH))
+}
+
+fn describe_itself(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, change: Change) {
     let run = world.run.ours();
     if let Some(activation) = new.activation.clone() {
         let is_known = old.activation.as_ref().is_some_and(|old| old.epoch == activation.epoch);
@@ -300,6 +334,8 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
         let number = activation.epoch;
         if let Some(pod) = world.run.blocker() {
             say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&activation, &pod.name));
+        } else if matches!(world.run, Run::Removed(_)) && change == Change::None {
+            say(new, Some(Reason::CleanupFailed.as_str()), &may_have_a_pod(&activation));
         } else if let Some(message) = run.filter(|_| change == Change::None).and_then(stop_problem) {
             say(new, Some(Reason::CleanupFailed.as_str()), &format!("activation {number} is not over: {message}"));
         } else if new.phase == Some(SubagentPhase::Terminating) {
@@ -324,8 +360,7 @@ fn describe(world: &World, old: &SubagentStatus, new: &mut SubagentStatus, chang
             say(new, None, "its session is being removed from the store");
         }
         (Some(SubagentPhase::Terminating), _) => {
-            let failures = world.told.clone().unwrap_or_default();
-            say(new, None, &format!("waiting for the end of {}", descendants::names(&live, &failures)));
+            say(new, None, &format!("waiting for the end of {}", descendants::names(&live, &[])));
         }
         (Some(SubagentPhase::NotResumable), Some((_, message))) => {
             say(new, Some(Reason::NotResumable.as_str()), &message);
@@ -355,6 +390,16 @@ fn removed_by_force(activation: &CurrentActivation, pod: &str) -> String {
          else of the child begins: wait for its end, bring its node back, or, when the node is down for good, delete the \
          Node or taint it node.kubernetes.io/out-of-service",
         activation.run_name, activation.epoch
+    )
+}
+
+fn may_have_a_pod(activation: &CurrentActivation) -> String {
+    format!(
+        "SubagentRun {} of activation {} was removed by force; nothing else of the child begins for {} seconds, in which a pod \
+         of it may still come",
+        activation.run_name,
+        activation.epoch,
+        inbox::POD_MAY_COME.as_secs()
     )
 }
 

@@ -26,6 +26,7 @@ use std::{
 use subagent_link::{Assignment, MAX_INLINE_RESULT_BYTES, MAX_RESULT_BYTES, PermissionMode, RefusalReason, StopGraces};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
     time::{Instant, sleep_until},
 };
 
@@ -80,8 +81,8 @@ pub struct Attempt {
     /// When a slow stage is to be reported; `None` once it was.
     slow_at: Option<Instant>,
     pub(super) output: Output,
-    /// The newest gateway takes the outputs of turns.
-    pub(super) takes_outputs: bool,
+    /// The newest gateway takes the outputs of turns. Who stores one hears of a change.
+    pub(super) takes_outputs: watch::Sender<bool>,
     /// The end that waits until its result is stored.
     pub(super) upload: Option<Upload>,
     /// What the other tasks of the thread are owed.
@@ -161,7 +162,7 @@ impl Attempt {
             stage: Stage::Connecting,
             slow_at: None,
             output: Output::new(MAX_INLINE_RESULT_BYTES, false),
-            takes_outputs: false,
+            takes_outputs: watch::Sender::new(false),
             upload: None,
             share: Share::default(),
             open_prompt: None,
@@ -288,7 +289,7 @@ impl Attempt {
     fn hear(&mut self, event: LinkEvent) -> Wake {
         match event {
             LinkEvent::Connected { turn_outputs } => {
-                self.takes_outputs = turn_outputs;
+                self.takes_outputs.send_replace(turn_outputs);
                 self.last_trouble = None;
                 self.say("connected to the gateway");
             }

@@ -63,13 +63,19 @@ impl Attempt {
         let (end, output) = self.keep_output(end).await?;
         let settlement = settle(&end, &self.circumstances);
         self.say(&format!("turn {}: {}", self.ledger.turns(), settlement.reason));
-        let checkpoint = self.keep_session(is_completed).await?;
+        let is_lost = matches!(end, End::DurabilityFailed { .. });
+        let checkpoint = match self.keep_session(is_completed).await {
+            // What was not stored first says more.
+            Err(Halt::End(End::NotKept { .. })) if is_lost => None,
+            kept => kept?,
+        };
         self.turn = Turn::None;
         self.inbox.turn_over(&timestamp());
         let answered = Answered { stop_reason: settlement.stop_reason, preview: self.output.preview(), output };
         self.ledger.end_turn(answered, timestamp(), checkpoint);
         self.ledger.set_messages(self.inbox.told());
-        Ok(())
+        // The next turn would fare no better. The session of this one is kept all the same.
+        if is_lost { Err(Halt::End(end)) } else { Ok(()) }
     }
 
     /// Nothing waits: tells so once, and waits until that changes.

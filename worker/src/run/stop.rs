@@ -65,8 +65,7 @@ impl Attempt {
             *cause = self.stop.unwrap_or(*cause);
         }
         match self.output.collect() {
-            // The output of a turn, which is not tried again.
-            _ if matches!(end, End::DurabilityFailed { .. }) => self.conclude(&end, None),
+            Collected::Whole(whole) if matches!(end, End::DurabilityFailed { .. }) => self.lament(&end, whole),
             Collected::Whole(whole) => self.deliver(end, whole),
             Collected::TooLarge { size, limit } if is_completed(&end) => {
                 self.conclude(&End::ResultTooLarge { size, limit }, None);

@@ -59,15 +59,25 @@ pub async fn next_of(upload: &mut Option<Upload>) -> UploadEvent {
 /// What is said while it is not stored.
 const NOT_STORED: &str = "the result is not stored";
 
+/// How long an output is tried to be stored that the report of the end can hold as well, when no other turn waits. Enough for a
+/// gateway that starts anew; a quota that is full may stay so.
+const INLINE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long an output is tried to be stored.
+fn patience(has_other_place: bool) -> Duration {
+    if has_other_place { INLINE_PATIENCE } else { FINAL_ACK_TIMEOUT }
+}
+
 impl Attempt {
     /// Stores the whole output of the turn that was answered, when its preview does not hold it; only then the turn counts as
-    /// done (c31). An older gateway gets the preview alone. One that is too large, or cannot be stored, fails a turn that would
-    /// have completed, as the result of a run does.
+    /// done (c31). An older gateway gets the preview alone, also one that came meanwhile. So does the report of a last turn that
+    /// cannot be stored when that of the end can hold it. Any other that is too large, or cannot be stored, fails a turn that
+    /// would have completed, as the result of a run does.
     ///
     /// # Errors
-    /// [`Halt`]: stopped, refused, or not stored.
+    /// [`Halt`]: stopped or refused.
     pub(super) async fn keep_output(&mut self, end: End) -> Result<(End, Option<TurnOutput>), Halt> {
-        if !self.takes_outputs {
+        if !*self.takes_outputs.borrow() {
             return Ok((end, None));
         }
         let whole = match self.output.collect() {
@@ -85,23 +95,48 @@ impl Attempt {
         let size = size_of(&contents);
         self.say(&format!("storing {size} bytes of the output of turn {turn}"));
         self.enter(Stage::StoringResult);
+        let fits_report = told.blocks.is_none() && size <= MAX_INLINE_RESULT_BYTES as u64;
+        let patience = patience(fits_report && self.inbox.is_empty());
+        let mut takes_outputs = self.takes_outputs.subscribe();
         let (uploader, trouble) = self.uploader();
+        let work = async move {
+            tokio::select! {
+                stored = uploader.store(&contents, patience) => stored.map(|()| true),
+                _ = takes_outputs.wait_for(|takes| !takes) => Ok(false),
+            }
+        };
         let signs = Signs { trouble: (NOT_STORED, trouble), moved: None };
         let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
-        match self.beside(async move { uploader.store(&contents).await }, grace, signs).await? {
-            Ok(()) => {
+        match self.beside(work, grace, signs).await? {
+            Ok(true) => {
                 let ResultPayload { other_blocks, blocks, sha256, size, .. } = told;
                 Ok((end, Some(TurnOutput { sha256, size, other_blocks, blocks })))
             }
-            Err(why) if is_completed(&end) => Err(Halt::End(End::DurabilityFailed { size, why })),
+            Ok(false) => {
+                self.say(&format!("this gateway takes no outputs of turns: turn {turn} has its preview alone"));
+                Ok((end, None))
+            }
+            Err(_) if fits_report && self.inbox.is_empty() => {
+                self.circumstances.trouble = None;
+                self.say(&format!("the output of turn {turn} is not stored: it goes into the report of the end"));
+                Ok((end, None))
+            }
+            Err(why) if is_completed(&end) => Ok((End::DurabilityFailed { size, why }, None)),
             Err(_) => Ok((end, None)),
         }
+    }
+
+    /// Reports that the output of a turn is not stored, which is not tried again. Its text is the partial output if it fits.
+    pub(super) fn lament(&mut self, end: &End, whole: Whole) {
+        let (result, _) = self.split(whole, MAX_INLINE_RESULT_BYTES, None);
+        self.conclude(end, partial(result));
     }
 
     /// Reports the end with its output, what does not fit the report being stored first. What the last turn left is stored
     /// already.
     pub(super) fn deliver(&mut self, end: End, whole: Whole) {
-        let stored = self.ledger.stored_output().filter(|(_, output)| self.takes_outputs && is_of(output, &whole));
+        let stored =
+            self.ledger.stored_output().filter(|(_, output)| *self.takes_outputs.borrow() && is_of(output, &whole));
         let turn = stored.map(|(turn, _)| turn);
         let (mut result, contents) = self.split(whole, MAX_INLINE_RESULT_BYTES, None);
         if contents.is_empty() {
@@ -118,7 +153,7 @@ impl Attempt {
         self.enter(Stage::StoringResult);
         self.ledger.store(i64::try_from(bytes).unwrap_or(i64::MAX), timestamp());
         let (uploader, trouble) = self.uploader();
-        let task = tokio::spawn(async move { uploader.store(&contents).await });
+        let task = tokio::spawn(async move { uploader.store(&contents, FINAL_ACK_TIMEOUT).await });
         self.upload = Some(Upload { end, result, task, trouble });
     }
 
@@ -173,7 +208,7 @@ impl Attempt {
     }
 
     /// Reports the end now that its upload has come to one. A result that is not stored is none: the end is then not
-    /// Completed (contract c31).
+    /// Completed (contract c31), and what fits the report is partial output.
     pub(super) fn uploaded(&mut self, outcome: Outcome) -> Wake {
         let Some(Upload { end, result, .. }) = self.upload.take() else { return Wake::News };
         self.enter(Stage::Stopping);
@@ -181,11 +216,13 @@ impl Attempt {
         match outcome {
             Ok(()) => self.conclude(&end, Some(result)),
             Err(why) if is_completed(&end) => {
-                self.conclude(&End::DurabilityFailed { size: size.unsigned_abs(), why }, None);
+                self.conclude(&End::DurabilityFailed { size: size.unsigned_abs(), why }, partial(result));
             }
             Err(_) => {
-                self.circumstances.dropped_output = Some(size.unsigned_abs());
-                self.conclude(&end, None);
+                let kept = partial(result);
+                let dropped = size - kept.as_ref().map_or(0, |kept| kept.size);
+                self.circumstances.dropped_output = Some(dropped.unsigned_abs());
+                self.conclude(&end, kept);
             }
         }
         Wake::News
@@ -207,6 +244,12 @@ fn size_of(contents: &[Content]) -> u64 {
     contents.iter().map(|content| content.bytes.len() as u64).sum()
 }
 
+/// What is left of a result that is not stored: its text, when the report holds that.
+fn partial(result: ResultPayload) -> Option<ResultPayload> {
+    let has_text = result.text.is_some() && result.size > 0;
+    has_text.then_some(ResultPayload { blocks: None, ..result })
+}
+
 /// Whether the stored output of a turn is this one: what came after the turn is none of it.
 fn is_of(output: &TurnOutput, whole: &Whole) -> bool {
     let blocks = whole.blocks.as_ref().map(|blocks| hex(&Sha256::digest(blocks)));
@@ -221,8 +264,8 @@ struct Uploader {
 }
 
 impl Uploader {
-    /// Stores every content, trying again for as long as a final report would be.
-    async fn store(&self, contents: &[Content]) -> Outcome {
+    /// Stores every content, trying again for so long.
+    async fn store(&self, contents: &[Content], patience: Duration) -> Outcome {
         let all = async {
             for content in contents {
                 self.store_one(content).await?;
@@ -230,10 +273,29 @@ impl Uploader {
             Ok(())
         };
         let too_late = |_| Err(in_vain(&self.told.subscribe()));
-        timeout(FINAL_ACK_TIMEOUT, all).await.unwrap_or_else(too_late)
+        timeout(patience, all).await.unwrap_or_else(too_late)
     }
 
     async fn store_one(&self, content: &Content) -> Outcome {
         again_and_again(&self.transcript, NOT_STORED, &self.told, || put(&self.settings, content)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c31_what_has_another_place_is_not_waited_for_as_long_as_the_end() {
+        assert_eq!((patience(true), patience(false)), (Duration::from_secs(120), FINAL_ACK_TIMEOUT));
+    }
+
+    #[test]
+    fn c31_of_what_is_not_stored_the_text_stays_when_it_fits() {
+        let blocks = Some(ContentDigest { sha256: "cd".into(), size: 70_000 });
+        let (text, sha256) = (Some("ab".into()), "ef".into());
+        let told = ResultPayload { text, other_blocks: 1, blocks, sha256, size: 2, turn: None };
+        assert_eq!(partial(told.clone()), Some(ResultPayload { blocks: None, ..told.clone() }));
+        assert_eq!(partial(ResultPayload { text: None, size: 70_000, ..told }), None);
     }
 }

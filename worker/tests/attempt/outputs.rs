@@ -2,6 +2,7 @@
 
 use crate::{
     activation::{activation, message, queue, start, told, turns},
+    checkpoints::keeping,
     gateway::{Gateway, Report, Uploaded},
     harness::{Attempt, Ended, Setup},
 };
@@ -148,6 +149,54 @@ async fn c31_an_output_that_cannot_be_stored_ends_the_activation() {
     assert_eq!((ended.report.result.as_ref(), output(&ended.report, 1)), (None, None));
     assert!(ended.diagnostic().contains("20000 bytes"), "{}", ended.diagnostic());
     assert_eq!(ended.transcript.matches("storing 20000 bytes").count(), 1, "{}", ended.transcript);
+}
+
+/// c31: an answer that fits `status.result` needs no ConfigMap, as long as it is the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn c31_a_last_answer_that_cannot_be_stored_is_in_the_report_of_the_end() {
+    let state = tempfile::tempdir().unwrap();
+    let attempt = start_with_answers(keeping(state.path()), &[507]).await;
+    attempt.gateway.say(queue(1, "!fill 5000"));
+    let report = at_rest(&attempt, 1).await;
+    assert_eq!((turns(&report)[0].1, output(&report, 1)), ("Completed", None));
+    attempt.gateway.say(GatewayMessage::Close);
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Completed", "Completed"), "{}", ended.transcript);
+    assert_eq!((ended.text(), stored(&ended)), (fill(5000, "x").as_str(), vec![]));
+    assert_eq!(ended.report.snapshot.checkpoint.as_ref().map(|checkpoint| checkpoint.turn), Some(1));
+}
+
+/// c31, c40: what another turn waits behind is stored or failed. The session of that turn is kept, and its text if it fits.
+#[tokio::test(flavor = "multi_thread")]
+async fn c31_a_failed_store_costs_neither_the_session_nor_a_text_that_fits() {
+    let state = tempfile::tempdir().unwrap();
+    let attempt = start_with_answers(keeping(state.path()), &[503]).await;
+    attempt.gateway.say(queue(1, "!fill 5000"));
+    attempt.gateway.upload_tries(1).await;
+    attempt.gateway.say(queue(2, "two"));
+    attempt.gateway.say(message(3, Delivery::Steer, "left"));
+    told(&attempt, "m3:Rejected/NotDelivered").await;
+    attempt.gateway.answer_uploads(&[507]);
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Error", "DurabilityFailed"), "{}", ended.transcript);
+    assert_eq!((turns(&ended.report)[0].1, ended.prompts, ended.text().len()), ("Error", 1, 5000));
+    assert_eq!(ended.report.snapshot.checkpoint.as_ref().map(|checkpoint| checkpoint.turn), Some(1));
+}
+
+/// C7: the gateway is rolled back while an output is being stored. The older one has no place for it, and is not asked for hours.
+#[tokio::test(flavor = "multi_thread")]
+async fn c7_a_rollback_amid_an_output_leaves_the_preview() {
+    let attempt = start_with_answers(activation(), &[503]).await;
+    attempt.gateway.say(queue(1, "!fill 20000"));
+    attempt.gateway.say(queue(2, "two"));
+    attempt.gateway.upload_tries(1).await;
+    attempt.gateway.is_older();
+    attempt.gateway.drop_connection();
+    let report = at_rest(&attempt, 2).await;
+    assert_eq!((turns(&report)[0].1, turns(&report)[1].1, output(&report, 1)), ("Completed", "Completed", None));
+    attempt.gateway.say(GatewayMessage::Close);
+    let ended = attempt.finish().await;
+    assert_eq!((ended.words(), stored(&ended)), (("Completed", "Completed"), vec![]), "{}", ended.transcript);
 }
 
 /// c49: a cancel leaves it the grace, and what it was about stays the partial output.

@@ -46,7 +46,8 @@ pub const GATEWAY_ROOTS_ANNOTATION: &str = "subagents.dev/gateway-roots";
 /// Annotation on a ControllerRevision that nothing refers to: since when.
 pub const UNREFERENCED_ANNOTATION: &str = "subagents.dev/unreferenced-since";
 /// Annotation a person sets on a run to release it when the proof of stop can never come (a node that is gone for good).
-/// Its value is the UID of the pod that is known to be dead.
+/// Its value is the UID of the pod that is known to be dead. When the run itself was removed by force, the annotation is set on
+/// the Subagent whose activation it was.
 pub const RELEASE_ANNOTATION: &str = "subagents.dev/release-pod";
 /// Annotation on a run that was cancelled together with one above it: that one's name. For a person reading.
 pub const CANCELLED_BY_ANNOTATION: &str = "subagents.dev/cancelled-by";

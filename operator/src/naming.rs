@@ -27,6 +27,12 @@ pub fn pod(run_name: &str, run_uid: &str, attempt: i32) -> String {
     derived(run_name, run_uid, &attempt.to_string())
 }
 
+/// Whether a pod of that name is one of some attempt of this run.
+pub fn is_pod_of(pod_name: &str, run_name: &str, run_uid: &str) -> bool {
+    let attempt = pod_name.rsplit('-').next().and_then(|number| number.parse().ok());
+    attempt.is_some_and(|attempt| pod(run_name, run_uid, attempt) == pod_name)
+}
+
 /// Name of the claim of a child's workspace.
 pub fn claim(child_name: &str, child_uid: &str) -> String {
     derived(child_name, child_uid, "workspace")

@@ -12,6 +12,7 @@ use crate::{
     api::{self, ReadError, WriteError},
     context::Context,
     decoding::Guarded,
+    naming,
     pod::observe::{Node, observe},
     watching,
 };
@@ -36,11 +37,38 @@ const PAGE: u32 = 500;
 /// A namespace, and the name of a run that is not there or does not decode.
 pub type Lost = (String, String);
 
+/// A run that is gone.
+#[derive(Clone, Copy, Debug)]
+pub struct GoneRun<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+    /// UID of the pod that a person says is dead, by the release annotation on the child.
+    pub released: Option<&'a str>,
+}
+
+impl GoneRun<'_> {
+    /// Whether a pod is one of its pods: by an owner, which `--cascade=orphan` takes away, or by its label together with a name
+    /// that only such a pod is given. By the label alone anybody who may change pods could have any of them deleted (pitfall D1).
+    fn has(&self, pod: &Pod) -> bool {
+        let is_labelled = pod.labels().get(names::RUN_UID_LABEL).is_some_and(|uid| uid == self.uid);
+        let is_owner = pod.metadata.owner_references.iter().flatten().any(|owner| owner.uid == self.uid);
+        is_owner || is_labelled && naming::is_pod_of(&pod.name_any(), self.name, self.uid)
+    }
+
+    fn is_released(&self, pod: &Pod) -> bool {
+        self.released.is_some() && self.released == pod.metadata.uid.as_deref()
+    }
+}
+
 /// A pod of a run that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftPod {
     /// Its name.
     pub name: String,
+    /// Its UID.
+    pub uid: String,
     /// True when nothing of it can be running any more.
     pub is_stopped: bool,
     /// True when it is being deleted.
@@ -124,14 +152,15 @@ async fn gone(context: &Context, namespace: &str, run: &str) -> Result<bool, Err
 ///
 /// # Errors
 /// When a read fails.
-pub async fn left_by(context: &Context, namespace: &str, run_uid: &str) -> Result<Vec<LeftPod>, ReadError> {
+pub async fn left_by(context: &Context, namespace: &str, run: GoneRun<'_>) -> Result<Vec<LeftPod>, ReadError> {
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let mut left = vec![];
-    for pod in pods_with(&pods, run_uid).await? {
+    for pod in pods_left(&pods, run).await? {
         let node = dereference::node(&context.client, Some(&pod)).await?;
         left.push(LeftPod {
             name: pod.name_any(),
-            is_stopped: observe(&pod, node, false).proof.is_some(),
+            uid: pod.uid().unwrap_or_default(),
+            is_stopped: observe(&pod, node, run.is_released(&pod)).proof.is_some(),
             is_deleting: is_deleting(&pod),
             is_held: is_held(&pod),
         });
@@ -143,24 +172,18 @@ pub async fn left_by(context: &Context, namespace: &str, run_uid: &str) -> Resul
 ///
 /// # Errors
 /// [`Error`] when a call fails.
-pub async fn stop_left(context: &Context, namespace: &str, run_uid: &str) -> Result<(), Error> {
+pub async fn stop_left(context: &Context, namespace: &str, run: GoneRun<'_>) -> Result<(), Error> {
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    for pod in pods_with(&pods, run_uid).await? {
-        if is_stopped(context, &pods, &pod, false).await? && is_held(&pod) {
+    for pod in pods_left(&pods, run).await? {
+        if is_stopped(context, &pods, &pod, run.is_released(&pod)).await? && is_held(&pod) {
             release_pod(&pods, &pod).await?;
         }
     }
     Ok(())
 }
 
-/// Pods with the UID of a run as their owner or in their label: `--cascade=orphan` takes the owner away.
-async fn pods_with(pods: &Api<Pod>, run_uid: &str) -> Result<Vec<Pod>, ReadError> {
-    let is_of = |pod: &Pod| {
-        let mut owners = pod.metadata.owner_references.iter().flatten();
-        owners.any(|owner| owner.uid == run_uid)
-            || pod.labels().get(names::RUN_UID_LABEL).is_some_and(|uid| uid == run_uid)
-    };
-    api::list(pods, ListParams::default().limit(PAGE), "pods", |pod| is_of(&pod).then_some(pod)).await
+async fn pods_left(pods: &Api<Pod>, run: GoneRun<'_>) -> Result<Vec<Pod>, ReadError> {
+    api::list(pods, ListParams::default().limit(PAGE), "pods", |pod| run.has(&pod).then_some(pod)).await
 }
 
 /// A run that does not decode is left alone unless it is cancelled or being deleted: another version of the operator may
@@ -272,4 +295,40 @@ fn is_deleting(pod: &Pod) -> bool {
 
 fn is_held(pod: &Pod) -> bool {
     pod.metadata.finalizers.iter().flatten().any(|name| name == names::POD_FINALIZER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    /// D1: a label is anybody's who may change pods; a name is given once, when a pod is created.
+    #[rstest]
+    #[case::own("r-HASH-2", json!({"labels": {names::RUN_UID_LABEL: "u"}}), true)]
+    #[case::a_name_of_its_own("web-0", json!({"labels": {names::RUN_UID_LABEL: "u"}}), false)]
+    #[case::of_another_run("x-HASH-2", json!({"labels": {names::RUN_UID_LABEL: "u"}}), false)]
+    #[case::no_number("r-HASH-+2", json!({"labels": {names::RUN_UID_LABEL: "u"}}), false)]
+    #[case::another_uid("r-HASH-2", json!({"labels": {names::RUN_UID_LABEL: "v"}}), false)]
+    #[case::owned("other", json!({"ownerReferences": [{"apiVersion": "v", "kind": "k", "name": "r", "uid": "u"}]}), true)]
+    fn d1_a_pod_is_left_by_a_run_when_more_than_a_label_says_so(
+        #[case] name: &str,
+        #[case] metadata: Value,
+        #[case] expected: bool,
+    ) {
+        let mut pod: Pod = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        pod.metadata.name = Some(name.replace("HASH", &naming::short_hash("u")));
+        let run = GoneRun { name: "r", uid: "u", released: None };
+        assert_eq!(run.has(&pod), expected);
+    }
+
+    /// c50: only the pod that is named is released.
+    #[rstest]
+    #[case::that_one(Some("p"), true)]
+    #[case::another(Some("q"), false)]
+    #[case::none(None, false)]
+    fn c50_a_left_pod_is_released_by_its_uid(#[case] released: Option<&str>, #[case] expected: bool) {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "n", "uid": "p"}})).unwrap();
+        assert_eq!(GoneRun { name: "r", uid: "u", released }.is_released(&pod), expected);
+    }
 }

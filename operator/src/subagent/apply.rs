@@ -2,6 +2,7 @@
 //! a deterministic name.
 
 use super::{
+    dereference::gone_run,
     events, memory, outputs,
     placing::Change,
     plan::{Step, World, gives_up_session},
@@ -111,7 +112,9 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             Ok(Applied::Changed)
         }
         Step::StopLeft(uid) => {
-            orphans::stop_left(context, &namespace, &uid).await?;
+            let activation = child.status.as_ref().and_then(|status| status.activation.as_ref());
+            let run_name = activation.map(|activation| activation.run_name.as_str()).unwrap_or_default();
+            orphans::stop_left(context, &namespace, gone_run(child, run_name, &uid)).await?;
             // It takes its time: the next reconcile looks.
             Ok(Applied::Done(Some(LEFT_RETRY)))
         }

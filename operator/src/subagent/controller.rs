@@ -92,6 +92,7 @@ fn facts(child: &Subagent) -> Option<u64> {
     child.metadata.generation.hash(&mut hasher);
     child.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     child.annotations().get(names::FORGET_ANNOTATION).hash(&mut hasher);
+    child.annotations().get(names::RELEASE_ANNOTATION).hash(&mut hasher);
     child.finalizers().iter().any(|name| name == names::SUBAGENT_FINALIZER).hash(&mut hasher);
     Some(hasher.finish())
 }

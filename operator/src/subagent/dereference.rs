@@ -13,7 +13,7 @@ use crate::{
     run::{
         dereference::{above, named_parent},
         descendants::find,
-        orphans,
+        orphans::{self, GoneRun},
         validate::Provider,
     },
 };
@@ -104,10 +104,18 @@ async fn run(context: &Context, child: &Subagent) -> Result<Run, ReadError> {
     Ok(match (found, &activation.run_uid) {
         (Some(found), _) if is_ours(&found) => Run::Ours(Box::new(found)),
         // Ours is gone, and somebody may have put another in its place.
-        (_, Some(uid)) => Run::Removed(orphans::left_by(context, &child.namespace().unwrap_or_default(), uid).await?),
+        (_, Some(uid)) => {
+            let gone = gone_run(child, &activation.run_name, uid);
+            Run::Removed(orphans::left_by(context, &child.namespace().unwrap_or_default(), gone).await?)
+        }
         (Some(_), None) => Run::Foreign,
         (None, None) => Run::Missing,
     })
+}
+
+/// The run of an activation that somebody removed by force. Its release annotation went with it, so the child's counts.
+pub fn gone_run<'a>(child: &'a Subagent, name: &'a str, uid: &'a str) -> GoneRun<'a> {
+    GoneRun { name, uid, released: child.annotations().get(names::RELEASE_ANNOTATION).map(String::as_str) }
 }
 
 /// The runs of the child's activations. One that does not decode is left alone.

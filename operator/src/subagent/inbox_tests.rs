@@ -184,7 +184,13 @@ impl World {
             None if activation.run_uid.is_some() => {
                 let left = |worker: &Worker| {
                     let is_stopped = worker.over.is_some();
-                    LeftPod { name: "pod".into(), is_stopped, is_deleting: false, is_held: !is_stopped }
+                    LeftPod {
+                        name: "pod".into(),
+                        uid: "pod".into(),
+                        is_stopped,
+                        is_deleting: false,
+                        is_held: !is_stopped,
+                    }
                 };
                 Run::Removed(self.lost.get(&activation.run_name).map(left).into_iter().collect())
             }

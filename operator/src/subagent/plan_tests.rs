@@ -467,7 +467,7 @@ fn r13_a_deleted_run_whose_uid_is_not_stored_is_adopted_as_cancelled() {
 #[case::is_deleted(true)]
 fn c36_c50_a_run_that_was_removed_by_force_is_waited_for_until_its_pod_is_proven_stopped(#[case] deleted: bool) {
     let left = |is_stopped, is_deleting, is_held| {
-        Run::Removed(vec![LeftPod { name: "c-1-pod".into(), is_stopped, is_deleting, is_held }])
+        Run::Removed(vec![LeftPod { name: "c-1-pod".into(), uid: "pod-uid".into(), is_stopped, is_deleting, is_held }])
     };
     let mut world = started();
     report(&mut world, json!({}));
@@ -484,6 +484,7 @@ fn c36_c50_a_run_that_was_removed_by_force_is_waited_for_until_its_pod_is_proven
     assert_eq!((waits.epochs, waits.reason.as_deref()), (1, Some("CleanupFailed")));
     let said = waits.message.as_ref().unwrap();
     assert!(said.contains("pod c-1-pod is not proven stopped") && said.contains("out-of-service"), "{said}");
+    assert!(said.contains("annotate subagent c --namespace n subagents.dev/release-pod=pod-uid"), "{said}");
     assert_eq!(condition(waits, "Active").0, "True");
     world.run = left(true, true, true);
     assert_eq!(settle(&mut world, 6), Step::StopLeft("run-uid".into()), "it is let go first");

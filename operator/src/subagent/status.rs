@@ -8,6 +8,7 @@ use super::{
 };
 use crate::run::{
     descendants::{self, Descendant},
+    orphans::LeftPod,
     status::CLEANUP_FAILED,
     validate::{Acceptance, Refusal},
 };
@@ -20,6 +21,7 @@ use subagent_crds::{
     Phase, Reason, Subagent, SubagentPhase, SubagentRun, SubagentStatus, bounds,
     conditions::{self, Status},
     message::Outcome,
+    names,
     report::{RunResult, TurnOutput},
     subagent_status::{ActivationState, ChildWorkspace, CurrentActivation, SeenIds},
 };
@@ -333,7 +335,7 @@ fn describe_itself(world: &World, old: &SubagentStatus, new: &mut SubagentStatus
         let problem = run.filter(|_| change == Change::None).and_then(start_problem);
         let number = activation.epoch;
         if let Some(pod) = world.run.blocker() {
-            say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&activation, &pod.name));
+            say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&world.child, &activation, pod));
         } else if matches!(world.run, Run::Removed(_)) && change == Change::None {
             say(new, Some(Reason::CleanupFailed.as_str()), &may_have_a_pod(&activation));
         } else if let Some(message) = run.filter(|_| change == Change::None).and_then(stop_problem) {
@@ -384,12 +386,20 @@ fn stop_problem(run: &SubagentRun) -> Option<&str> {
     is_stuck.then_some(stopped.message.as_str())
 }
 
-fn removed_by_force(activation: &CurrentActivation, pod: &str) -> String {
+fn removed_by_force(child: &Subagent, activation: &CurrentActivation, pod: &LeftPod) -> String {
+    let (name, namespace) = (child.metadata.name.as_deref(), child.metadata.namespace.as_deref());
     format!(
-        "SubagentRun {} of activation {} was removed by force, and its pod {pod} is not proven stopped; until it is, nothing \
+        "SubagentRun {} of activation {} was removed by force, and its pod {} is not proven stopped; until it is, nothing \
          else of the child begins: wait for its end, bring its node back, or, when the node is down for good, delete the \
-         Node or taint it node.kubernetes.io/out-of-service",
-        activation.run_name, activation.epoch
+         Node or taint it node.kubernetes.io/out-of-service; or, once the pod is known to be dead, release it: kubectl \
+         annotate subagent {} --namespace {} {}={}",
+        activation.run_name,
+        activation.epoch,
+        pod.name,
+        name.unwrap_or_default(),
+        namespace.unwrap_or_default(),
+        names::RELEASE_ANNOTATION,
+        pod.uid
     )
 }
 

@@ -5,7 +5,7 @@ use super::{
     dereference::gone_run,
     events, memory, outputs,
     placing::Change,
-    plan::{Step, World, gives_up_session},
+    plan::{Step, World, gives_up_session, is_deleted_for_long},
     pruning::PastRun,
     session, status, workspace,
 };
@@ -354,28 +354,30 @@ async fn forget(
     child: &Subagent,
     now: Timestamp,
 ) -> Result<Applied, Error> {
-    if let Err(why) = session::forget(context, &child.uid().unwrap_or_default()).await {
-        let gives_up = gives_up_session(child, now);
-        let text = if gives_up {
-            format!("the child goes although its session is not removed from the store: {why}")
-        } else {
-            format!(
-                "its session is not removed from the store; that is tried again for five minutes (annotate the child with \
-                 {}=true to let it go): {why}",
-                names::FORGET_ANNOTATION
-            )
-        };
-        let reason = if gives_up { "SessionLeft" } else { "SessionNotRemoved" };
-        events::tell(context, child, Note { warning: true, reason, text: text.clone(), for_parent: false }).await;
-        if !gives_up {
-            let old = child.status.clone().unwrap_or_default();
-            let new = status::session_not_removed(&old, &text, now);
-            if new != old {
-                write_status(context, children, child, &new).await?;
-            }
-            return Ok(Applied::Done(Some(FORGET_RETRY)));
+    let Err(why) = session::forget(context, &child.uid().unwrap_or_default()).await else {
+        release(children, child).await?;
+        return Ok(Applied::Done(None));
+    };
+    if !gives_up_session(child, now) {
+        let text = format!(
+            "its session is not removed from the store; that is tried again for five minutes (annotate the child with \
+             {}=true to let it go): {why}",
+            names::FORGET_ANNOTATION
+        );
+        let note = Note { warning: true, reason: "SessionNotRemoved", text: text.clone(), for_parent: false };
+        events::tell(context, child, note).await;
+        let old = child.status.clone().unwrap_or_default();
+        let new = status::session_not_removed(&old, &text, now);
+        let written = if new == old { Ok(()) } else { write_status(context, children, child, &new).await.map(drop) };
+        match written {
+            // Since when cannot be stored.
+            Err(WriteError::Refused { .. }) if is_deleted_for_long(child, now) => {}
+            Ok(()) | Err(WriteError::Refused { .. }) => return Ok(Applied::Done(Some(FORGET_RETRY))),
+            Err(error) => return Err(error.into()),
         }
     }
+    let text = format!("the child goes although its session is not removed from the store: {why}");
+    events::tell(context, child, Note { warning: true, reason: "SessionLeft", text, for_parent: false }).await;
     release(children, child).await?;
     Ok(Applied::Done(None))
 }

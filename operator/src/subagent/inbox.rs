@@ -20,6 +20,16 @@ pub const INTERRUPTED: &str = "Interrupted";
 
 /// Why a worker does not deliver a steer.
 pub const NOT_TAKEN: &str = "the agent did not take it into its turn, or that was over or interrupted before it did";
+/// What to do about a message that did not go into a turn.
+const REMEDY: &str = "append it under a new id with delivery Queue";
+/// What is known of a message that an agent was given and nobody heard of any more.
+const NOT_CONFIRMED: &str = "nobody confirmed that the agent took it: it may have it, or may not";
+/// Why a child that was refused is told nothing.
+const NEVER_BEGINS: &str =
+    "the child was refused and never runs a turn; create another Subagent, with this as a message of it";
+/// Why no new id is taken.
+const MEMORY_LOST: &str = "a part of the memory of ids is lost, so nobody can tell whether this id is new; condition MemoryWhole \
+                           names the ConfigMap: restore it, and append it under a new id";
 /// How long after a run was seen gone a pod of it may still come: its controller may be between its last look at the run and
 /// the pod, with a read of the revision and the create to go.
 pub const POD_MAY_COME: Duration = CALL_TIMEOUT.saturating_mul(2);
@@ -104,7 +114,7 @@ pub fn turn_down(child: &Subagent, old: &SubagentStatus, now: Timestamp) -> Suba
         let (delivery, has_content) =
             entry.map_or((Delivery::Queue, false), |entry| (entry.delivery, entry.has_content()));
         match delivery {
-            Delivery::Steer => inbox.conclude(at, Outcome::Rejected, Some(Code::NotDelivered)),
+            Delivery::Steer => inbox.not_delivered(at, NEVER_BEGINS),
             Delivery::Interrupt if !has_content => inbox.conclude(at, Outcome::Applied, None),
             _ => inbox.conclude(at, Outcome::Rejected, Some(Code::ActivationFailed)),
         }
@@ -367,8 +377,10 @@ impl<'a> Inbox<'a> {
             "Rejected" => {
                 let code = told.code.as_deref().and_then(Code::parse).unwrap_or(Code::NotDelivered);
                 (message.outcome, message.code) = (Outcome::Rejected, Some(code));
-                if code == Code::NotDelivered {
-                    message.message = NOT_TAKEN.to_owned();
+                match code {
+                    Code::NotDelivered => message.message = format!("{NOT_TAKEN}; {REMEDY}"),
+                    Code::Unconfirmed => message.message = format!("{NOT_CONFIRMED}; {REMEDY}"),
+                    _ => {}
                 }
             }
             // A word of a newer worker: the end of the activation settles it.
@@ -470,6 +482,7 @@ impl<'a> Inbox<'a> {
             if was_placed && (is_steer || run.is_none()) {
                 // The agent may have it, or may not.
                 self.conclude(at, Outcome::Rejected, Some(Code::Unconfirmed));
+                self.new.messages[at].message = format!("{NOT_CONFIRMED}; {REMEDY}");
             } else if was_placed && is_bare {
                 self.conclude(at, Outcome::Applied, None);
             } else if was_placed && is_cancelled {
@@ -516,6 +529,7 @@ impl<'a> Inbox<'a> {
                 message.conflict = !digest.starts_with(&seen.digest);
             } else if self.facts.is_memory_lost {
                 (message.outcome, message.code) = (Outcome::Rejected, Some(Code::NotDelivered));
+                message.message = MEMORY_LOST.to_owned();
             } else if entry.bytes() > bounds::MESSAGE_CONTENT {
                 (message.outcome, message.code) = (Outcome::Rejected, Some(Code::TooLarge));
             }

@@ -501,6 +501,8 @@ impl World {
         for message in &status.messages {
             let over = message.outcome.is_terminal() || message.outcome == Outcome::Parked;
             assert!(over, "{} is {:?}", message.id, message.outcome);
+            let is_unsaid = matches!(message.code, Some(Code::NotDelivered | Code::Unconfirmed));
+            assert!(!is_unsaid || says_why(message), "c38: {message:?}");
             let prompts = self.prompted.iter().filter(|id| **id == message.id).count();
             let steers = self.steered.iter().filter(|id| **id == message.id).count();
             assert!(prompts + steers <= 1, "{} was received {} times", message.id, prompts + steers);
@@ -526,6 +528,13 @@ impl World {
         };
         assert_eq!(status.phase, Some(phase));
     }
+}
+
+/// c38: what was not delivered, or may not have been, says why and what to do, in as much room as there is.
+fn says_why(message: &MessageStatus) -> bool {
+    message.message.contains("; ")
+        && message.message.contains("append it under a new id")
+        && message.message.len() <= MESSAGE
 }
 
 fn step() -> impl Strategy<Value = Step> {

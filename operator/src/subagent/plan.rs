@@ -385,6 +385,12 @@ pub fn gives_up_session(child: &Subagent, now: Timestamp) -> bool {
     is_told || since.is_some_and(|since| now >= since.0 + FORGET_FOR)
 }
 
+/// The same for a child whose status takes no time of the first failure, since the API server refuses what is written into it:
+/// then all that is left to count from is its deletion.
+pub fn is_deleted_for_long(child: &Subagent, now: Timestamp) -> bool {
+    child.metadata.deletion_timestamp.as_ref().is_some_and(|deleted| now >= deleted.0 + FORGET_FOR)
+}
+
 /// Whether an activation may end without ever having had a run: it was refused before, or is cancelled.
 pub fn may_never_start(status: &SubagentStatus) -> bool {
     status.activation.as_ref().is_some_and(|activation| {

@@ -4,7 +4,7 @@ use super::{
     inbox,
     plan::{Run, Step, World, next},
     pruning::PastRun,
-    status::{workspace_created, workspace_refused},
+    status::{rejected, workspace_created, workspace_refused},
     validate::Store,
     workspace,
 };
@@ -217,6 +217,18 @@ fn d2_without_its_claim_a_child_has_no_run(#[case] why: &str, #[case] reason: Re
     assert_eq!((status(&world).reason.as_ref(), status(&world).phase), (None, Some(SubagentPhase::Active)));
 }
 
+/// c34: a child whose parent stops between its claim and its first run says what is left of it.
+#[test]
+fn c34_one_that_is_turned_away_late_says_that_its_claim_stays() {
+    let refusal = Refusal { reason: Reason::ParentUnavailable, message: "its parent is cancelled".into() };
+    let mut world = keeping_files();
+    settle(&mut world, 1);
+    let said = |world: &World| rejected(&world.child, status(world), &refusal, at(2)).message.unwrap();
+    assert_eq!(said(&world), "its parent is cancelled");
+    world.child.status = Some(workspace_created(&world.child, kept(), at(1)));
+    assert!(said(&world).ends_with("PersistentVolumeClaim claim is empty, and stays until the Subagent is deleted"));
+}
+
 /// c7: nothing that was accepted is left out.
 #[test]
 fn c7_what_a_child_asks_for_each_of_its_runs_asks_for() {
@@ -283,6 +295,7 @@ fn c46_every_message_to_a_refused_child_gets_an_outcome() {
         assert_eq!(told(0), (Outcome::Rejected, Some(Code::ActivationFailed)));
         assert_eq!(told(59), (Outcome::Rejected, Some(Code::ActivationFailed)));
         assert_eq!(told(60), (Outcome::Rejected, Some(Code::NotDelivered)), "c38");
+        assert!(refused.messages[60].message.contains("create another Subagent"), "{:?}", refused.messages[60]);
         assert_eq!(told(61), (Outcome::Applied, None), "c42");
         assert_eq!(condition(refused, "Settled"), ("False", "Rejected", Some(round + 2)));
         world.child.spec.messages.truncate(1);
@@ -620,7 +633,10 @@ fn d2_a_taken_name_is_named_and_never_touched() {
 
 mod deletion {
     use super::*;
-    use crate::subagent::{plan::gives_up_session, status::session_not_removed};
+    use crate::subagent::{
+        plan::{gives_up_session, is_deleted_for_long},
+        status::session_not_removed,
+    };
 
     fn below(extra: Value) -> Descendant {
         let base = json!({"metadata": {"name": "below", "uid": "below-uid"}, "status": {"phase": "Active", "epochs": 1,
@@ -825,6 +841,17 @@ mod deletion {
         assert!(gives_up_session(&world.child, at(5010)));
     }
 
+    /// c47: where the first failure cannot be stored, the deletion counts, so that the child goes.
+    #[test]
+    fn c47_without_a_stored_failure_the_deletion_counts() {
+        let mut world = settled();
+        assert!(!is_deleted_for_long(&world.child, at(100_000)));
+        deleting(&mut world);
+        let since = world.child.metadata.deletion_timestamp.as_ref().unwrap().0;
+        assert!(!is_deleted_for_long(&world.child, since + Duration::from_secs(299)));
+        assert!(is_deleted_for_long(&world.child, since + Duration::from_secs(300)));
+    }
+
     #[test]
     fn c51_what_is_below_is_not_let_go_unseen() {
         let mut world = settled();
@@ -889,6 +916,7 @@ mod room {
         let Step::Remember(ids) = settle(&mut world, 9) else { panic!("ids to remember") };
         assert_eq!((ids.len(), condition(status(&world), "MemoryWhole").0), (28, "False"));
         assert_eq!(status(&world).messages[5].code, Some(Code::NotDelivered));
+        assert!(status(&world).messages[5].message.contains("MemoryWhole"), "{:?}", status(&world).messages[5]);
         // Somebody's tool replaces the list: what is over and gone makes room for what comes.
         world.child.spec.messages = (0..40)
             .map(|number| serde_json::from_value(json!({"id": format!("n{number}"), "text": "t"})).unwrap())

@@ -72,7 +72,12 @@ pub fn waiting(child: &Subagent, old: &SubagentStatus, refusal: &Refusal, now: T
 /// Refused: it never had a pod.
 pub fn rejected(child: &Subagent, old: &SubagentStatus, refusal: &Refusal, now: Timestamp) -> SubagentStatus {
     let mut new = old.clone();
-    let (reason, message) = (refusal.reason.as_str(), refusal.message.as_str());
+    // Its parent may stop between the claim and the first run.
+    let left = old.workspace.as_ref().map(|kept| {
+        format!("; its PersistentVolumeClaim {} is empty, and stays until the Subagent is deleted", kept.claim_name)
+    });
+    let message = &format!("{}{}", refusal.message, left.unwrap_or_default());
+    let reason = refusal.reason.as_str();
     let phase = SubagentPhase::Rejected;
     new.phase = Some(phase);
     new.activation = None;

@@ -1,8 +1,11 @@
 //! What every reconcile needs.
 
 use crate::{
-    announcements::Announcements, metrics::Metrics, session_store::Store, settings::Settings,
-    subagent::session::LastTry,
+    announcements::Announcements,
+    metrics::Metrics,
+    session_store::Store,
+    settings::Settings,
+    subagent::{session::LastTry, trimming::Trimming},
 };
 use kube::{Client, runtime::events::Recorder};
 use std::sync::Arc;
@@ -25,6 +28,8 @@ pub struct Context {
     pub store: Option<Arc<Store>>,
     /// What the last try of the store came to.
     pub store_tried: LastTry,
+    /// Children that store less now than they did.
+    pub trimming: Arc<Trimming>,
     /// PEM bundle of the gateway's roots.
     pub roots: watch::Receiver<Arc<str>>,
 }

@@ -94,6 +94,7 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
         metrics,
         store,
         store_tried: LastTry::default(),
+        trimming: Arc::default(),
         roots: pki.roots(),
     };
     let scopes = Scope::of(&context.settings.namespaces());
@@ -199,7 +200,8 @@ async fn lead(
         }
     });
     let sweeping = session_store::sweep::run(context.clone(), Scope::of(&settings.namespaces()), stop.clone());
-    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone()), sweeping) };
+    let trimming = subagent::trimming::run(context.clone(), stop.clone());
+    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone()), sweeping, trimming) };
     tokio::pin!(controllers);
     tokio::select! {
         () = leadership.lost() => bail!("leadership lost"),

@@ -36,7 +36,8 @@ pub struct Settings {
     /// in the variables that its own tools read (AWS_*, GOOGLE_*, AZURE_*). No two installations may share a place.
     #[arg(long, env = "SUBAGENT_SESSION_STORE", default_value = "")]
     pub session_store: String,
-    /// How long a checkpoint is kept that a later one of the same child has replaced, in seconds; at least an hour.
+    /// How long a checkpoint is kept that nothing refers to and that was not removed when a later one of the same child replaced
+    /// it, in seconds; at least an hour.
     #[arg(long, env = "SUBAGENT_SESSION_STORE_KEEP_SECONDS", default_value_t = 86400, value_parser = clap::value_parser!(u32).range(3600..))]
     pub session_store_keep_seconds: u32,
     /// Name of the Lease of the leader election.

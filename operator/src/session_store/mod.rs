@@ -10,6 +10,7 @@
 //! - `key`: names of checkpoints. Pure.
 //! - `content`: is what arrives what was announced.
 //! - `put`, `get`, `remove`: one checkpoint in, one out, those of a child away.
+//! - `trim`: what a newer one of the same child has replaced.
 //! - `sweep`: what nothing refers to any more.
 //! - `check`: can it be used right now.
 //! - `error`: what a failure means for whoever met it.
@@ -26,6 +27,7 @@ mod open;
 mod put;
 mod remove;
 pub mod sweep;
+mod trim;
 
 pub use content::ContentError;
 pub use error::{SettingError, StoreError};
@@ -33,6 +35,7 @@ pub use get::{Content, GetError};
 pub use key::{Key, key};
 pub use put::PutError;
 pub use remove::Entry;
+pub use trim::Among;
 
 use object_store::ObjectStore;
 use std::{path::PathBuf, sync::Arc, time::Duration};

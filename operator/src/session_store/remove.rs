@@ -44,7 +44,7 @@ impl Store {
         Ok(children.map(Some).collect())
     }
 
-    fn list_below(&self, place: Option<&Path>) -> BoxStream<'_, Result<ObjectMeta, StoreError>> {
+    pub(super) fn list_below(&self, place: Option<&Path>) -> BoxStream<'_, Result<ObjectMeta, StoreError>> {
         let listed = self.objects.list(place);
         let listed = stream::unfold(listed, move |mut listed| async move {
             let next = self.step(async { listed.next().await.transpose() }).await.transpose()?;

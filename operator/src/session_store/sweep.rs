@@ -1,5 +1,5 @@
-//! Sweeps checkpoints that nothing refers to any more: those that a later turn of the same child has replaced, and what a
-//! child left whose own end could not take it along.
+//! Sweeps checkpoints that nothing refers to any more: those that a later one has replaced while nobody was there to remove
+//! them at once, and what a child left whose own end could not take it along.
 //!
 //! A checkpoint goes when it is old, when no object that is read live after the store was listed refers to it, and when that was
 //! so in the pass before as well: what refers to it moves from a run's report to the child's status to the next run, and one
@@ -83,10 +83,15 @@ impl References {
         self.keys.extend(checkpoint.map(|checkpoint| checkpoint.key));
     }
 
+    /// Whether an object names this checkpoint, or may: what does not decode may name any of its child.
+    pub fn may_name(&self, key: &Key) -> bool {
+        self.keys.contains(&key.to_string()) || self.unknown.contains(&key.child_uid)
+    }
+
     /// Whether a checkpoint may go, as far as this pass knows. `keep` is how long one is kept that was replaced.
     pub fn release(&self, entry: &Entry, keep: SignedDuration, now: Timestamp) -> bool {
         let child = &entry.key.child_uid;
-        if self.keys.contains(&entry.key.to_string()) || self.unknown.contains(child) {
+        if self.may_name(&entry.key) {
             return false;
         }
         let age = now.duration_since(entry.written);

@@ -389,6 +389,65 @@ async fn r10_a_full_or_read_only_volume_keeps_what_is_there_and_says_what_to_do(
     assert_eq!(get(&store, &older).await.unwrap(), older);
 }
 
+/// The checkpoint of one turn, as small as they come.
+async fn turn(store: &Store, epoch: i64, turn: i64) -> Key {
+    let content = content(100);
+    let key = Key { epoch, turn, ..key_of(&content) };
+    store.put(&key, 100, frames(&content, 100)).await.unwrap();
+    key
+}
+
+async fn listed(store: &Store) -> Vec<Key> {
+    let mut keys: Vec<Key> = store.list().map_ok(|entry| entry.key).try_collect().await.unwrap();
+    keys.sort_by_key(|key| (key.child_uid.clone(), key.epoch, key.turn));
+    keys
+}
+
+#[tokio::test]
+async fn r10_only_what_a_recorded_checkpoint_replaces_makes_room_for_it() {
+    let (dir, store) = place();
+    let mut all = vec![];
+    for (epoch, number) in [(1, 1), (1, 2), (2, 1), (2, 9), (2, 10), (2, 11), (3, 1)] {
+        all.push(turn(&store, epoch, number).await);
+    }
+    let [first, second, older, old, newest, next, later] = &all[..] else { panic!("seven") };
+    let others = Key { child_uid: "another".into(), ..older.clone() };
+    store.put(&others, 100, frames(&content(100), 100)).await.unwrap();
+    assert_eq!(store.trim(newest, Among::Turns, |_| false).await, Ok(2), "{older} {old}");
+    // What is there already and is not recorded yet is the next one's.
+    let kept = [first, second, newest, next, later].map(Clone::clone);
+    assert_eq!(listed(&store).await, [&kept[..], &[others.clone()]].concat());
+    assert!(!dir.path().join(format!("sessions/{CHILD}/2/9")).exists(), "a folder for each turn would be left");
+    let is_named = |key: &Key| key == first;
+    assert_eq!(store.trim(newest, Among::Activations, is_named).await, Ok(1), "{second}");
+    let kept = [first, newest, next, later].map(Clone::clone);
+    assert_eq!(listed(&store).await, [&kept[..], &[others]].concat());
+    assert_eq!(store.trim(newest, Among::Activations, is_named).await, Ok(0));
+    assert_eq!(store.trim(newest, Among::Activations, |_| false).await, Ok(1));
+    assert!(!dir.path().join(format!("sessions/{CHILD}/1")).exists());
+}
+
+/// On a volume that holds three of them.
+#[tokio::test]
+async fn t5_r10_a_thousand_turns_take_the_room_of_a_few() {
+    if !in_mounts_of_its_own("t5_r10_a_thousand_turns_take_the_room_of_a_few") {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    mount(&["-t", "tmpfs", "-o", "size=400k,nr_inodes=32", "tmpfs"], dir.path());
+    let store = store(dir.path());
+    let content = content(100_000);
+    for turn in 1..=1000 {
+        let key = Key { turn, ..key_of(&content) };
+        store.put(&key, 100_000, frames(&content, 100_000)).await.unwrap();
+        // Now and then its order is missed.
+        if turn % 7 > 0 {
+            store.trim(&key, Among::Turns, |_| false).await.unwrap();
+        }
+    }
+    assert_eq!(listed(&store).await.len(), 1);
+}
+
 /// A store that is slow beyond all bounds is one that may be well again later.
 #[tokio::test]
 async fn r10_c34_a_silent_store_holds_nobody_up_for_ever() {

@@ -89,12 +89,18 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
     let runs: Api<SubagentRun> = Api::namespaced(context.client.clone(), &namespace);
     match step {
         Step::Wait(after) => Ok(Applied::Done(after)),
-        Step::Status(status) => Ok(Applied::Child(Box::new(write_status(context, &children, child, &status).await?))),
+        Step::Status(status) => {
+            let written = write_status(context, &children, child, &status).await?;
+            context.trimming.note(child, &written);
+            Ok(Applied::Child(Box::new(written)))
+        }
         Step::Shed(config_maps, status) => {
             if let Some(run) = world.run.ours() {
                 outputs::remove(&context.client, run, &config_maps).await?;
             }
-            Ok(Applied::Child(Box::new(write_status(context, &children, child, &status).await?)))
+            let written = write_status(context, &children, child, &status).await?;
+            context.trimming.note(child, &written);
+            Ok(Applied::Child(Box::new(written)))
         }
         Step::AddFinalizer => {
             let mut finalizers = child.metadata.finalizers.clone().unwrap_or_default();

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod pruning;
 pub mod session;
 pub mod status;
+pub mod trimming;
 pub mod validate;
 pub mod workspace;
 

@@ -16,7 +16,10 @@ use kube::{
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use subagent_crds::{
     Phase, Subagent, SubagentPhase, SubagentProvider, SubagentRun, SubagentStatus, bounds,
     conditions::{self, get, is_true},
@@ -588,6 +591,59 @@ async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspe
     let status = children.until("child", "all rejected", all_over).await;
     assert_eq!((message(&status, "m4").code, status.epochs), (Some(Code::NotResumable), 2));
     children.finish(operator).await;
+}
+
+/// R10, T5: a checkpoint goes when a newer one is recorded, but for those that runs began with, which stay as long as these.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r10_t5_what_a_recorded_checkpoint_replaces_goes_at_once() {
+    let (children, operator) = Children::new("replaced").await;
+    let child = children
+        .create("child", json!({"historyLimit": 1, "messages": [{"id": "m1", "text": "!gate open"}]}))
+        .await
+        .uid()
+        .expect("a UID");
+    children.until("child", "at work", is_at_work).await;
+    children.append("child", &[queue("m2", "second"), queue("m3", "third")]).await;
+    children.until("child", "both placed", |status| status.queued_count == 2).await;
+    children.world.node.collector().open_gate("open");
+    children.settled("child").await;
+    let (store, namespace) = (children.store(), &children.world.namespace);
+    let keeps = async |expected: &[(i64, i64)]| {
+        let (store, child) = (&store, &child);
+        let there = async || {
+            let found = checkpoints(&store.join(child));
+            if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
+        };
+        namespace.eventually(&format!("checkpoints {expected:?}"), LIMIT, there).await;
+    };
+    keeps(&[(1, 3)]).await;
+    for (number, expected) in [
+        (4, &[(1, 3), (2, 1)][..]),
+        (5, &[(1, 3), (2, 1), (3, 1)]),
+        // The run that began with the first is not kept any more.
+        (6, &[(2, 1), (3, 1), (4, 1)]),
+    ] {
+        children.append("child", &[queue(&format!("m{number}"), "go on")]).await;
+        children.settled("child").await;
+        keeps(expected).await;
+    }
+    children.finish(operator).await;
+}
+
+/// Epoch and turn of everything that is stored of a child.
+fn checkpoints(folder: &Path) -> Vec<(i64, i64)> {
+    let number = |path: &Path| path.file_name().and_then(|name| name.to_str()?.parse::<i64>().ok()).expect("a number");
+    let inside = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path()).collect()
+    };
+    let mut found = vec![];
+    for epoch in inside(folder) {
+        for turn in inside(&epoch).into_iter().filter(|turn| !inside(turn).is_empty()) {
+            found.push((number(&epoch), number(&turn)));
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// R1, R9, c36: operators are killed at any moment; the turn goes on, its result arrives, and nothing is prompted twice.

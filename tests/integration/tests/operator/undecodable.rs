@@ -438,6 +438,7 @@ async fn c1_the_sweep_leaves_a_namespace_with_undecodable_objects_alone_and_othe
         metrics: Arc::new(Metrics::new()),
         store: None,
         store_tried: subagent_operator::subagent::session::LastTry::default(),
+        trimming: Arc::default(),
         roots: watch::channel(Arc::from("")).1,
     };
     for (namespace, expected) in [(&with_old, false), (&without, true)] {

@@ -12,6 +12,15 @@ use std::time::Duration;
 /// store takes minutes, and a store that stands still is noticed all the same.
 pub const CHECKPOINT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Largest checkpoint in bytes, of an archive that has at most so many before it is compressed (the provider's
+/// `sessionState.maxBytes`): what cannot be compressed becomes a little larger, by zstd's own bound.
+pub fn most_compressed(max_state_bytes: i64) -> i64 {
+    max_state_bytes.saturating_add(max_state_bytes / 256).saturating_add(MOST_OF_A_FRAME)
+}
+
+/// What zstd adds to any content, at most: the bound for small ones, head and checksum.
+const MOST_OF_A_FRAME: i64 = 128;
+
 /// The query of an upload. The content is the request's body, of exactly this size. A repeat stores the same thing once;
 /// it is answered 200 with a [`StoredCheckpoint`] as JSON once it is stored for good.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +78,12 @@ impl CheckpointDownload {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn r10_what_cannot_be_compressed_has_room() {
+        assert_eq!(most_compressed(256 << 20), (256 << 20) + (1 << 20) + 128);
+        assert_eq!(most_compressed(i64::MAX), i64::MAX);
+    }
 
     #[test]
     fn the_paths_say_who_and_what() {

@@ -21,7 +21,9 @@ mod upload;
 mod version;
 mod worker_config;
 
-pub use checkpoint::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
+pub use checkpoint::{
+    CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint, most_compressed,
+};
 pub use message::{
     AcpTransport, Assignment, ContentBlock, ContentDigest, Continuation, ContinuedSession, Deadlines, Decode,
     DecodeError, Delivery, GatewayMessage, InboxMessage, KnownKinds, PermissionMode, Prompt, RefusalReason,

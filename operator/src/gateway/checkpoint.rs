@@ -9,12 +9,12 @@ use super::{
     admission::Child,
     auth, snapshot,
     store::Place,
-    upload::{Answer, busy, discard, invalid, refused},
+    upload::{Answer, busy, invalid, linger, not_taken, refused},
 };
 use crate::session_store::{Content, ContentError, GetError, Key, PART, PutError, Store, StoreError};
 use axum::{
     Json,
-    body::{Body, Bytes},
+    body::{Body, BodyDataStream, Bytes},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -28,7 +28,9 @@ use std::{
     time::Duration,
 };
 use subagent_crds::SubagentRun;
-use subagent_link::{CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint};
+use subagent_link::{
+    CHECKPOINT_STALL_TIMEOUT, CheckpointDownload, CheckpointUpload, StoredCheckpoint, most_compressed,
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Instant, timeout, timeout_at},
@@ -46,9 +48,6 @@ const READER_TIMEOUT: Duration = Duration::from_secs(5);
 const CRUMB: usize = 16 * 1024;
 /// Slowest transfer, in bytes a second.
 const SLOWEST: u64 = 64 * 1024;
-/// How much of a checkpoint that is not taken is read all the same, and for how long, so that its worker gets the answer.
-const DISCARD_BYTES: usize = 1024 * 1024 * 1024;
-const DISCARD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An upload that is to be taken.
 struct Announced {
@@ -60,13 +59,11 @@ struct Announced {
 
 /// Takes a checkpoint. 200 once it is stored for good.
 pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: CheckpointUpload, body: Body) -> Response {
+    let frames = body.into_data_stream();
     let stored = match admit_upload(gateway, headers, upload).await {
-        Ok(announced) => take(gateway.clone(), announced, body).await,
+        Ok(announced) => take(gateway.clone(), announced, frames).await,
         Err(answer) => {
-            // Whoever shows no token is owed no patience.
-            let stranger = answer.0 == StatusCode::UNAUTHORIZED;
-            let most = if stranger { subagent_link::MAX_RESULT_BYTES } else { DISCARD_BYTES };
-            discard(body, most, DISCARD_TIMEOUT).await;
+            linger(frames);
             Err(answer)
         }
     };
@@ -90,7 +87,7 @@ pub(super) async fn get(gateway: &Arc<Gateway>, headers: &HeaderMap, download: C
 
 fn not_served(what: &'static str, answer: Answer) -> Response {
     tracing::info!(status = answer.0.as_u16(), message = answer.1, "{what}");
-    answer.into_response()
+    not_taken(answer)
 }
 
 /// Who uploads, and what: known before a byte of the content is held in memory.
@@ -116,8 +113,11 @@ async fn admit_upload(
 }
 
 fn within(size: i64, max_bytes: i64) -> Result<u64, Answer> {
-    if size > max_bytes {
-        let why = format!("the checkpoint has {size} bytes, the provider's spec.sessionState.maxBytes is {max_bytes}");
+    if size > most_compressed(max_bytes) {
+        let why = format!(
+            "the checkpoint has {size} bytes, more than an archive of the provider's spec.sessionState.maxBytes, {max_bytes}, \
+             comes to"
+        );
         return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
     }
     u64::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| invalid("size is a number from 1 on"))
@@ -151,23 +151,31 @@ fn store(gateway: &Gateway, place: &Place) -> Result<Arc<Store>, Answer> {
 }
 
 /// A task of its own: when the worker's connection breaks, the upload is still brought to its end, or cleared away.
-async fn take(gateway: Arc<Gateway>, announced: Announced, body: Body) -> Result<String, Answer> {
+async fn take(gateway: Arc<Gateway>, announced: Announced, mut frames: BodyDataStream) -> Result<String, Answer> {
     let storing = tokio::spawn(async move {
-        let Announced { place, store, key, size } = announced;
-        let transfer = gateway.uploads.begin(&place.claim.run_uid);
-        let began = Instant::now();
-        let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
-        let stored = store.put(&key, size, arriving(body, size, transfer.replaced.clone())).await;
-        if let Err(PutError::Store(error)) = &stored {
-            tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not stored");
-            gateway.warn(&place, "CheckpointNotStored", error.told());
+        let taken = store_whole(&gateway, announced, &mut frames).await;
+        if taken.is_err() {
+            linger(frames);
         }
-        stored.map_err(unstored)?;
-        gateway.metrics.checkpoint_store_seconds.observe(began.elapsed().as_secs_f64());
-        tracing::debug!(namespace = place.namespace, run = place.run_name, %key, size, "checkpoint stored");
-        Ok(key.to_string())
+        taken
     });
     storing.await.unwrap_or_else(|error| Err(busy(&error.to_string())))
+}
+
+async fn store_whole(gateway: &Gateway, announced: Announced, frames: &mut BodyDataStream) -> Result<String, Answer> {
+    let Announced { place, store, key, size } = announced;
+    let transfer = gateway.uploads.begin(&place.claim.run_uid);
+    let began = Instant::now();
+    let _room = gateway.checkpoints.take(i64::try_from(size.min(PART)).unwrap_or(i64::MAX)).await?;
+    let stored = store.put(&key, size, arriving(frames, size, transfer.replaced.clone())).await;
+    if let Err(PutError::Store(error)) = &stored {
+        tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not stored");
+        gateway.warn(&place, "CheckpointNotStored", error.told());
+    }
+    stored.map_err(unstored)?;
+    gateway.metrics.checkpoint_store_seconds.observe(began.elapsed().as_secs_f64());
+    tracing::debug!(namespace = place.namespace, run = place.run_name, %key, size, "checkpoint stored");
+    Ok(key.to_string())
 }
 
 fn unstored(error: PutError) -> Answer {
@@ -190,10 +198,14 @@ fn whole(size: u64) -> Duration {
 
 /// The content, until it stands still, takes too long or is given up for a newer transfer. Once all of it is there, nothing
 /// of this ends the storing.
-fn arriving(body: Body, size: u64, replaced: CancellationToken) -> impl Stream<Item = Result<Bytes, String>> + Send {
+fn arriving(
+    frames: &mut BodyDataStream,
+    size: u64,
+    replaced: CancellationToken,
+) -> impl Stream<Item = Result<Bytes, String>> + Send {
     let until = Instant::now() + whole(size);
-    stream::unfold(Some((body.into_data_stream(), replaced)), move |state| async move {
-        let (mut frames, replaced) = state?;
+    stream::unfold(Some((frames, replaced)), move |state| async move {
+        let (frames, replaced) = state?;
         let patience = until.min(Instant::now() + CHECKPOINT_STALL_TIMEOUT);
         match timeout_at(patience, replaced.run_until_cancelled(frames.next())).await {
             Ok(Some(None)) => None,
@@ -229,6 +241,7 @@ async fn find(gateway: &Arc<Gateway>, headers: &HeaderMap, download: CheckpointD
         Ok(content) => Ok(Found { content, size, transfer, reader }),
         Err(GetError::Store(error)) => {
             tracing::warn!(namespace = place.namespace, run = place.run_name, %error, "checkpoint not read");
+            gateway.warn(&place, "CheckpointNotRead", error.told());
             Err(failed(&error))
         }
         Err(gone) => {
@@ -383,7 +396,8 @@ mod tests {
     #[case::negative(-1, Some(422))]
     #[case::a_byte(1, None)]
     #[case::as_much_as_there_may_be(4096, None)]
-    #[case::more(4097, Some(413))]
+    #[case::all_of_it_and_nothing_of_that_shrinks(4096 + 16 + 128, None)]
+    #[case::more(4096 + 16 + 129, Some(413))]
     fn a_checkpoint_is_bounded_by_its_provider(#[case] size: i64, #[case] refused: Option<u16>) {
         let answer = within(size, 4096);
         assert_eq!(answer.as_ref().err().map(|(status, _)| status.as_u16()), refused);

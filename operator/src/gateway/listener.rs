@@ -119,7 +119,7 @@ async fn result(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    upload::put(&shared.gateway, &headers, announced, body).await.into_response()
+    upload::put(&shared.gateway, &headers, announced, body).await
 }
 
 async fn take_checkpoint(

@@ -14,8 +14,9 @@ use crate::archive::{
     result::{self, Part},
 };
 use axum::{
-    body::Body,
-    http::{HeaderMap, StatusCode},
+    body::{Body, BodyDataStream},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
 };
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
@@ -31,9 +32,10 @@ const ROOM_KIB: u32 = 32 * 1024;
 const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time for the content to arrive: whoever is slower holds room for nothing.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Longest time for a content that is not taken.
-const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a content is still read whose upload is answered already, and how much of it, in bytes. Its worker stops as soon as it
+/// has the answer.
+const LINGER: Duration = Duration::from_secs(10);
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
 
 /// Room for the contents of uploads.
 pub(super) struct Room {
@@ -83,17 +85,25 @@ pub(super) fn refused(refusal: Refusal) -> Answer {
 }
 
 /// Takes an upload. `NO_CONTENT` once it is stored whole.
-pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload, body: Body) -> Answer {
-    let answer = match admit(gateway, headers, upload).await {
-        Ok(admitted) => take(gateway, &admitted, body).await.err(),
-        Err(answer) => {
-            discard(body, subagent_link::MAX_RESULT_BYTES, DISCARD_TIMEOUT).await;
-            Some(answer)
-        }
+pub(super) async fn put(gateway: &Arc<Gateway>, headers: &HeaderMap, upload: ResultUpload, body: Body) -> Response {
+    let mut frames = body.into_data_stream();
+    let taken = match admit(gateway, headers, upload).await {
+        Ok(announced) => take(gateway, &announced, &mut frames).await,
+        Err(answer) => Err(answer),
     };
-    let Some(answer) = answer else { return (StatusCode::NO_CONTENT, String::new()) };
-    tracing::info!(status = answer.0.as_u16(), message = answer.1, "upload not taken");
-    answer
+    match taken {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(answer) => {
+            tracing::info!(status = answer.0.as_u16(), message = answer.1, "upload not taken");
+            linger(frames);
+            not_taken(answer)
+        }
+    }
+}
+
+/// The answer to an upload that is not taken: nothing more is asked on this connection.
+pub(super) fn not_taken(answer: Answer) -> Response {
+    ([(header::CONNECTION, "close")], answer).into_response()
 }
 
 /// An upload that is to be taken.
@@ -137,37 +147,46 @@ fn labels(run: &SubagentRun, turn: i64) -> Vec<(&'static str, String)> {
     ]
 }
 
-async fn take(gateway: &Arc<Gateway>, announced: &Announced, body: Body) -> Result<(), Answer> {
+async fn take(gateway: &Arc<Gateway>, announced: &Announced, frames: &mut BodyDataStream) -> Result<(), Answer> {
     let _room = gateway.room.take(announced.part.size).await?;
-    let text = content(&announced.part, body).await?;
+    let text = content(&announced.part, frames).await?;
     gateway.store_part(announced, &text).await
 }
 
-/// Reads a content that is not taken, without keeping it: the end of a connection with unread data could take the answer
-/// along, and the worker would try in vain again and again. At most that many bytes, and not longer.
-pub(super) async fn discard(body: Body, most: usize, within: Duration) {
-    let mut left = most;
-    let mut frames = body.into_data_stream();
-    let read = async {
+/// Keeps the connection of an upload that is answered before all of its content has come: ended with unread data, it would take
+/// the answer along, and the worker would try in vain again and again. What comes is read for a while, without being kept.
+pub(super) fn linger(mut frames: BodyDataStream) {
+    let read = async move {
+        let mut left = LINGER_BYTES;
         while let Some(Ok(frame)) = frames.next().await {
             left = left.saturating_sub(frame.len());
             if left == 0 {
-                return;
+                // The rest waits at the worker, which has the answer.
+                std::future::pending::<()>().await;
             }
         }
     };
-    let _ = tokio::time::timeout(within, read).await;
+    tokio::spawn(tokio::time::timeout(LINGER, read));
 }
 
 /// Reads the content and checks that it is what was announced.
-async fn content(part: &Part, body: Body) -> Result<String, Answer> {
+async fn content(part: &Part, frames: &mut BodyDataStream) -> Result<String, Answer> {
     let size = usize::try_from(part.size).unwrap_or(0);
-    let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, size)).await;
-    let bytes = match read {
+    let read = async {
+        let mut bytes = Vec::with_capacity(size);
+        while let Some(frame) = frames.next().await {
+            match frame {
+                Ok(frame) if bytes.len() + frame.len() <= size => bytes.extend_from_slice(&frame),
+                _ => return None,
+            }
+        }
+        Some(bytes)
+    };
+    let bytes = match tokio::time::timeout(BODY_TIMEOUT, read).await {
         // Broken off, or longer than announced: the next try may be whole.
-        Ok(Err(_)) => return Err(busy("the content did not arrive as it was announced")),
+        Ok(None) => return Err(busy("the content did not arrive as it was announced")),
         Err(_) => return Err(busy("the content did not arrive in time")),
-        Ok(Ok(bytes)) => bytes,
+        Ok(Some(bytes)) => bytes,
     };
     if bytes.len() != size {
         return Err(invalid(format!("{} bytes arrived, {size} were announced", bytes.len())));
@@ -175,7 +194,7 @@ async fn content(part: &Part, body: Body) -> Result<String, Answer> {
     if crate::naming::hex(&Sha256::digest(&bytes)) != part.sha256 {
         return Err(invalid("the content has another digest than announced"));
     }
-    String::from_utf8(bytes.into()).map_err(|_| invalid("the content is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| invalid("the content is not UTF-8"))
 }
 
 impl Gateway {
@@ -242,7 +261,7 @@ mod tests {
         #[case] arrives: &'static [u8],
         #[case] status: Option<u16>,
     ) {
-        let got = content(&part(announced), Body::from(arrives)).await;
+        let got = content(&part(announced), &mut Body::from(arrives).into_data_stream()).await;
         assert_eq!(got.err().map(|(status, _)| status.as_u16()), status);
     }
 

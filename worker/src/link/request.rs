@@ -11,15 +11,26 @@ use hyper::{
     header::{AUTHORIZATION, CONTENT_LENGTH, HOST},
 };
 use hyper_util::rt::TokioIo;
+use tokio::task::JoinHandle;
 
 /// Longest answer in words that is read, in bytes: a sentence.
 const MAX_WORDS: usize = 16 * 1024;
 
-/// An answer. The connection goes with it.
+/// An answer. The connection goes with it: what is not sent by then of a request that is answered early stays unsent.
 pub struct Answer<B> {
     /// It, its body unread.
     pub response: Response<Incoming>,
     _sender: SendRequest<B>,
+    _connection: Connection,
+}
+
+/// The task of a connection, which ends with its owner.
+struct Connection(JoinHandle<Result<(), hyper::Error>>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl<B> Answer<B> {
@@ -55,8 +66,7 @@ where
         .context("composing the request")?;
     let stream = open(settings, &gateway).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("opening HTTP")?;
-    // It ends with the sender.
-    tokio::spawn(connection);
+    let connection = Connection(tokio::spawn(connection));
     let response = sender.send_request(request).await.context("sending")?;
-    Ok(Answer { response, _sender: sender })
+    Ok(Answer { response, _sender: sender, _connection: connection })
 }

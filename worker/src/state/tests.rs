@@ -284,6 +284,29 @@ fn a_name_longer_than_any_is_damaged(#[case] kind: EntryType) {
     assert_eq!(tree(pod.path()), before);
 }
 
+/// What cannot be compressed becomes larger by that, and is taken and comes back all the same.
+#[test]
+fn r10_an_archive_of_exactly_the_bound_fits_whatever_is_in_it() {
+    let (spool, pod) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let state = pod.path().join("state");
+    let mut word = 1_u64;
+    let mut noise = Vec::new();
+    while noise.len() < 700_000 {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        noise.extend_from_slice(&(word >> 16).to_be_bytes()[2..]);
+    }
+    file(&state.join("noise"), &noise, 0o600);
+    let paths = [state.clone()];
+    let bound = pack(&paths, spool.path(), LIMIT).unwrap().unpacked;
+    let mut whole = pack(&paths, spool.path(), bound).unwrap();
+    let most = subagent_link::most_compressed(i64::try_from(bound).unwrap());
+    assert!(whole.size <= most.unsigned_abs(), "{} of {bound}", whole.size);
+    fs::remove_dir_all(&state).unwrap();
+    fs::create_dir(&state).unwrap();
+    restore(&mut whole.file, &paths, bound).unwrap();
+    assert!(fs::read(state.join("noise")).unwrap() == noise);
+}
+
 /// Names alone count, and they are counted before anything is packed.
 #[test]
 fn r10_the_bound_holds_for_names_too() {

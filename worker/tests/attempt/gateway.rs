@@ -68,6 +68,8 @@ pub struct StoredAt {
 pub enum Checkpointing {
     /// It is answered with this status, and not taken.
     Answer(u16),
+    /// It is answered with this status before any of it is read, and read only when a later one is stored.
+    Early(u16),
     /// The connection breaks in the middle of it.
     Break,
     /// It is read, and nothing is said any more.
@@ -111,6 +113,8 @@ struct State {
     /// What becomes of the next tries with checkpoints, in reverse order; after them they are taken and given.
     checkpointing: Vec<Checkpointing>,
     checkpoint_tries: usize,
+    /// How much of the last one came that was answered early.
+    came_late: Option<usize>,
     /// What a download gives; without it there is none.
     download: Option<Vec<u8>>,
     /// The connection that counts: the newest.
@@ -219,6 +223,11 @@ impl Gateway {
 
     pub fn checkpoints(&self) -> Vec<StoredAt> {
         self.shared.lock().checkpoints.clone()
+    }
+
+    /// How much came of a checkpoint that was answered early, after a later one was stored.
+    pub async fn came_late(&self) -> usize {
+        self.wait("the end of an early answer's connection", |state| state.came_late).await
     }
 
     /// Waits until so many tries with checkpoints were made.
@@ -441,6 +450,9 @@ async fn take_checkpoint(
     let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
     assert_eq!((query["runUID"], query["attempt"], query["size"]), ("uid-1", "1", length.to_string().as_str()));
     let next = next_checkpointing(shared);
+    if let Some(Checkpointing::Early(status)) = next {
+        return answer_early(shared, stream, status).await;
+    }
     let read = if next == Some(Checkpointing::Break) { length / 2 } else { length };
     let mut bytes = vec![0; read];
     stream.read_exact(&mut bytes).await?;
@@ -460,12 +472,37 @@ async fn take_checkpoint(
             say_status(stream, 200, &said).await
         }
         Some(Checkpointing::Answer(status)) => say_status(stream, status, "no session store is configured").await,
-        Some(Checkpointing::Break) => Ok(()),
+        Some(Checkpointing::Break | Checkpointing::Early(_)) => Ok(()),
         Some(Checkpointing::Silence) => {
             // Until the worker hangs up.
             stream.read_u8().await.map(drop)
         }
     }
+}
+
+async fn answer_early(
+    shared: &Shared,
+    mut stream: BufReader<TlsStream<TcpStream>>,
+    status: u16,
+) -> std::io::Result<()> {
+    shared.changed.notify_waiters();
+    let answer = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: 4\r\n\r\nlate");
+    stream.write_all(answer.as_bytes()).await?;
+    stream.flush().await?;
+    loop {
+        let changed = shared.changed.notified();
+        if !shared.lock().checkpoints.is_empty() {
+            break;
+        }
+        changed.await;
+    }
+    let (mut came, mut piece) = (0, vec![0; 64 * 1024]);
+    while let Ok(more @ 1..) = stream.read(&mut piece).await {
+        came += more;
+    }
+    shared.lock().came_late = Some(came);
+    shared.changed.notify_waiters();
+    Ok(())
 }
 
 async fn give_download(shared: &Shared, mut stream: BufReader<TlsStream<TcpStream>>) -> std::io::Result<()> {

@@ -13,7 +13,7 @@ use subagent_crds::{
     SubagentRun,
     run::{Activation, CheckpointRef, ContinuedSession},
 };
-use subagent_link::{AUDIENCE, CheckpointDownload, CheckpointUpload, RefusalReason, StoredCheckpoint};
+use subagent_link::{AUDIENCE, CheckpointDownload, CheckpointUpload, RefusalReason, StoredCheckpoint, most_compressed};
 use subagent_operator::session_store::{Store, key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,7 +84,7 @@ async fn ask(replica: &Replica, method: &str, path: &str, token: &str, body: &[u
     Ok((status.unwrap_or_else(|| panic!("an HTTP answer, not {head:?}")), answer[end + 4..].to_vec()))
 }
 
-async fn put(replica: &Replica, token: &str, announced: &CheckpointUpload, content: &[u8]) -> u16 {
+pub async fn put(replica: &Replica, token: &str, announced: &CheckpointUpload, content: &[u8]) -> u16 {
     ask(replica, "PUT", &announced.path(), token, content).await.expect("an answer").0
 }
 
@@ -108,7 +108,7 @@ fn files(dir: &TempDir) -> usize {
     count(dir.path())
 }
 
-async fn told(world: &World, reason: &'static str, named: &'static str) {
+pub async fn told(world: &World, reason: &'static str, named: &'static str) {
     let events: Api<Event> = world.namespace.api();
     let events = &events;
     let told = async || {
@@ -162,7 +162,7 @@ async fn r10_what_is_not_as_announced_or_too_large_is_not_stored() {
     assert_eq!(sent(&changed(|told| told.size = 4000)).await, 422, "longer");
     assert_eq!(sent(&changed(|told| told.size = 0)).await, 422, "nothing");
     assert_eq!(sent(&changed(|told| told.turn = 0)).await, 422, "no turn");
-    assert_eq!(sent(&changed(|told| told.size = MAX_STATE_BYTES + 1)).await, 413, "too large");
+    assert_eq!(sent(&changed(|told| told.size = most_compressed(MAX_STATE_BYTES) + 1)).await, 413, "too large");
     assert_eq!(files(&dir), 0);
     // A worker that dies half-way; the next try is whole.
     let head = format!(
@@ -281,6 +281,51 @@ async fn c40_a_report_names_a_checkpoint_of_its_own_activation_or_is_refused() {
     }
     let report = world.live("child-1").await.status.expect("a status").report.expect("a report");
     assert_eq!((report.seq, serde_json::to_value(&report.checkpoint).expect("JSON")), (1, told(&key)));
+}
+
+/// What is refused is answered while it comes, and its connection ends in good order: the answer is not lost with it.
+#[tokio::test]
+async fn d5_r10_a_refused_upload_is_answered_before_all_of_it_has_come() {
+    let (world, _dir) = world("early").await;
+    let (run, token) = activated(&world, "child-1", 1, None).await;
+    let (_, _, stranger) = world.started("one-shot").await;
+    let large = |size: i64| CheckpointUpload { size, ..announced(&run, 1, b"x") }.path();
+    let result = subagent_link::ResultUpload {
+        run_uid: run.uid().expect("a UID"),
+        attempt: 1,
+        turn: None,
+        part: subagent_link::ResultPart::Text,
+        sha256: sha256(b"x"),
+        size: 1 << 20,
+    };
+    let piece = vec![7; 1 << 20];
+    let cases = [
+        ("nonsense", large(MAX_STATE_BYTES), 401),
+        (&stranger, large(MAX_STATE_BYTES), 409),
+        (&token, large(2 * MAX_STATE_BYTES), 413),
+        ("nonsense", result.path(), 401),
+    ];
+    let refused = cases.iter().map(async |(token, path, expected)| {
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n",
+            1 << 30
+        );
+        let mut stream = tls(&world.replica).await;
+        stream.write_all(head.as_bytes()).await.expect("a connection");
+        stream.write_all(&piece).await.expect("a connection");
+        let mut answer = [0; 12];
+        tokio::time::timeout(LIMIT / 4, stream.read_exact(&mut answer)).await.expect("an answer").expect("an answer");
+        assert_eq!(answer, *format!("HTTP/1.1 {expected}").as_bytes());
+        // What is on its way by then breaks nothing.
+        for _ in 0..8 {
+            stream.write_all(&piece).await.expect("a connection");
+        }
+        let mut rest = String::new();
+        let end = tokio::time::timeout(LIMIT, stream.read_to_string(&mut rest)).await.expect("an end");
+        end.expect("an end in good order");
+        assert!(rest.to_ascii_lowercase().contains("connection: close"), "{rest}");
+    });
+    futures::future::join_all(refused).await;
 }
 
 /// One worker cannot take the room of all others, however much it begins and leaves open.

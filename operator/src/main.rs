@@ -27,8 +27,15 @@ enum Command {
     },
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let ended = runtime.block_on(run());
+    // A call that hangs in a file system would hold up the end for good.
+    runtime.shutdown_background();
+    ended
+}
+
+async fn run() -> anyhow::Result<()> {
     let Cli { settings, command } = Cli::parse();
     let mut filter = EnvFilter::try_new(&settings.log).context("SUBAGENT_LOG")?;
     // Its warnings hold the whole text of what does not decode, and so prompts; ours name the object and the mistake.

@@ -9,7 +9,7 @@ use crate::{
     metrics::Metrics,
     pki::{Distribution, Keeper, Pki, PkiSettings},
     provider, run,
-    session_store::{self, Store},
+    session_store::{self, Installation, Store},
     settings::Settings,
     subagent::{self, session::LastTry},
     watching::Scope,
@@ -38,7 +38,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// successor reads everything from the API server.
 pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let store = open_store(&settings.session_store)?;
+    let store = open_store(&client, &settings)?;
     let metrics = Arc::new(Metrics::new());
     let health = Health::new();
     let mut parts: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
@@ -117,11 +117,14 @@ pub async fn run(client: Client, settings: Settings, shutdown: CancellationToken
 }
 
 /// The session store that the settings name. Whether it can be used is only told here: runs that need none start without it.
-fn open_store(setting: &str) -> anyhow::Result<Option<Arc<Store>>> {
+fn open_store(client: &Client, settings: &Settings) -> anyhow::Result<Option<Arc<Store>>> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    let store = Store::open(setting, std::env::vars_os().filter_map(text))?.map(Arc::new);
+    let Settings { session_store, session_store_config_map, pod_namespace, .. } = settings;
+    let installation = Installation::new(client.clone(), pod_namespace, session_store_config_map);
+    let store = Store::open(session_store, std::env::vars_os().filter_map(text))?;
+    let store = store.map(|store| Arc::new(store.of(installation)));
     if let Some(store) = store.clone() {
         tokio::spawn(async move {
             match store.check().await {
@@ -200,8 +203,10 @@ async fn lead(
         }
     });
     let sweeping = session_store::sweep::run(context.clone(), Scope::of(&settings.namespaces()), stop.clone());
+    let watching = session_store::installation::watch(context.store.clone(), stop.clone());
     let trimming = subagent::trimming::run(context.clone(), stop.clone());
-    let controllers = async { tokio::join!(join_all(controllers), distribution.run(stop.clone()), sweeping, trimming) };
+    let controllers =
+        async { tokio::join!(join_all(controllers), distribution.run(stop.clone()), sweeping, trimming, watching) };
     tokio::pin!(controllers);
     tokio::select! {
         () = leadership.lost() => bail!("leadership lost"),

@@ -40,6 +40,10 @@ pub struct Settings {
     /// it, in seconds; at least an hour.
     #[arg(long, env = "SUBAGENT_SESSION_STORE_KEEP_SECONDS", default_value_t = 86400, value_parser = clap::value_parser!(u32).range(3600..))]
     pub session_store_keep_seconds: u32,
+    /// Name of the ConfigMap in the operator's namespace that remembers which session store is this installation's. Deleted, the
+    /// store that is there then is taken.
+    #[arg(long, env = "SUBAGENT_SESSION_STORE_CONFIG_MAP", default_value = "subagent-operator-session-mark")]
+    pub session_store_config_map: String,
     /// Name of the Lease of the leader election.
     #[arg(long, env = "SUBAGENT_LEASE_NAME", default_value = "subagent-operator")]
     pub lease_name: String,

@@ -18,6 +18,8 @@ import (
 const (
 	bucket    = "sessions"
 	accessKey = "the-key-of-the-tests"
+	// Whoever has it may change nothing.
+	readingKey = "the-key-that-only-reads"
 )
 
 func main() {
@@ -40,12 +42,22 @@ func main() {
 // known lets only those in who sign with the key of the tests. Whether the signature is right is not looked at.
 func known(server http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential="+accessKey+"/") {
-			w.Header().Set("Content-Type", "application/xml")
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = io.WriteString(w, "<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>")
-			return
+		signed := r.Header.Get("Authorization")
+		with := func(key string) bool { return strings.HasPrefix(signed, "AWS4-HMAC-SHA256 Credential="+key+"/") }
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		switch {
+		case with(accessKey) || with(readingKey) && reads:
+			server.ServeHTTP(w, r)
+		case with(readingKey):
+			refuse(w, "AccessDenied", "it only reads")
+		default:
+			refuse(w, "InvalidAccessKeyId", "no such key")
 		}
-		server.ServeHTTP(w, r)
 	})
+}
+
+func refuse(w http.ResponseWriter, code, why string) {
+	w.Header().Set("Content-Type", "application/xml")
+	w.WriteHeader(http.StatusForbidden)
+	_, _ = io.WriteString(w, "<Error><Code>"+code+"</Code><Message>"+why+"</Message></Error>")
 }

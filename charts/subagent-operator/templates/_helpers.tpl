@@ -47,6 +47,11 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ include "subagent-operator.ser
 {{ include "subagent-operator.fullname" . }}-gateway-root
 {{- end }}
 
+{{/* The ConfigMap that remembers which session store is the release's; the operator makes it. */}}
+{{- define "subagent-operator.storeConfigMap" -}}
+{{ include "subagent-operator.fullname" . }}-session-mark
+{{- end }}
+
 {{- define "subagent-operator.lease" -}}
 {{ include "subagent-operator.fullname" . }}
 {{- end }}

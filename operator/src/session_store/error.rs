@@ -26,6 +26,16 @@ pub enum StoreError {
         /// What to do.
         remedy: &'static str,
     },
+    /// It is not the one that holds this installation's sessions. They are not lost, and whoever waits may get what is asked.
+    #[error("the session store {store} is not this installation's: {why}; {remedy}")]
+    Foreign {
+        /// Its URL.
+        store: String,
+        /// How that is known.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
     /// It may, the next time.
     #[error("the session store {store} did not do it: {why}")]
     Unavailable {
@@ -67,13 +77,18 @@ impl StoreError {
             Self::Unusable { remedy, .. } => {
                 format!("the session store cannot be used; whoever runs the operator: {remedy}")
             }
+            Self::Foreign { remedy, .. } => {
+                format!(
+                    "the session store is not the one with this installation's sessions; whoever runs the operator: {remedy}"
+                )
+            }
             Self::Unavailable { .. } => "the session store did not do it; the operator's log says why".to_owned(),
         }
     }
 
-    /// True when the same may succeed later without anybody doing anything.
+    /// True when the same may succeed later: without anybody doing anything, or because it is worth waiting for somebody who does.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Unavailable { .. } | Self::Foreign { .. })
     }
 }
 

@@ -15,16 +15,18 @@ const DEPTH: u32 = 2;
 const TIDY: Duration = Duration::from_secs(600);
 
 impl Store {
-    /// Removes what writers left that died, and folders that are empty, if they are older than this. A bucket has no folders,
-    /// and its own rules for incomplete uploads.
+    /// Removes what writers and checks left that died, and folders that are empty, if they are older than this. A bucket has no
+    /// folders, and its own rules for incomplete uploads.
     ///
     /// # Errors
     /// [`StoreError`]; some of it may be gone then.
     pub async fn tidy(&self, older_than: Duration) -> Result<(), StoreError> {
+        self.is_ours().await?;
+        self.tidy_checks(older_than).await?;
         let Some(folder) = self.folder.clone() else { return Ok(()) };
         let doing = format!("tidying {}", folder.display());
         self.blocking(doing, TIDY, move || {
-            let before = SystemTime::now().checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
+            let before = before(older_than);
             for child in folders(&folder)?.into_iter().filter(|child| is_uid(&child.file_name().to_string_lossy())) {
                 tidy(&child.path(), before, DEPTH)?;
                 remove_if_empty(&child, before);
@@ -33,20 +35,20 @@ impl Store {
         })
         .await
     }
+}
 
-    pub(super) async fn blocking(
-        &self,
-        doing: String,
-        limit: Duration,
-        work: impl FnOnce() -> io::Result<()> + Send + 'static,
-    ) -> Result<(), StoreError> {
-        let work = tokio::task::spawn_blocking(work);
-        match tokio::time::timeout(limit, work).await {
-            Ok(Ok(done)) => done.map_err(|error| StoreError::of_io(&self.url, &doing, &error)),
-            Ok(Err(panicked)) => Err(StoreError::Unavailable { store: self.url.clone(), why: panicked.to_string() }),
-            Err(_) => Err(StoreError::silent(&self.url, limit)),
-        }
+fn before(older_than: Duration) -> SystemTime {
+    SystemTime::now().checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// Removes the files in a folder whose names begin so, if they are older than this.
+pub(super) fn remove_files(folder: &Path, prefix: &str, older_than: Duration) -> io::Result<()> {
+    let before = before(older_than);
+    let is_meant = |file: &&DirEntry| file.file_name().to_string_lossy().starts_with(prefix) && is_older(file, before);
+    for file in entries(folder)?.iter().filter(is_meant) {
+        let _ = fs::remove_file(file.path());
     }
+    Ok(())
 }
 
 /// Removes a folder with all that is in it; one that is not there is no error.

@@ -38,6 +38,7 @@ impl Store {
     /// # Errors
     /// [`GetError`].
     pub async fn get(self: &Arc<Self>, key: &Key, size: u64) -> Result<Content, GetError> {
+        self.is_ours().await?;
         match self.size_of(key).await? {
             None => return Err(self.missing(key).await?),
             Some(found) if found != size => return Err(GetError::Damaged(key.clone())),
@@ -63,10 +64,11 @@ impl Store {
         Ok(self.parts(key, size))
     }
 
-    /// Nothing lies under the key. Where nothing lies at all, that is no word about the checkpoint: a volume that is not
-    /// mounted, a bucket that is not there, or another place than it was stored in. Who reads it as lost gives up a session.
+    /// Nothing lies under the key. In a store that is not this installation's, that is no word about the checkpoint. Nor is it,
+    /// as long as nobody knows whose it is, where nothing lies at all: a volume that is not mounted, a bucket that is not there, or another place than it was stored in. Who
+    /// reads it as lost gives up a session.
     async fn missing(&self, key: &Key) -> Result<GetError, StoreError> {
-        if self.list().try_next().await?.is_some() {
+        if self.is_ours_now().await? || self.list().try_next().await?.is_some() {
             return Ok(GetError::Missing(key.clone()));
         }
         Err(StoreError::Unusable {

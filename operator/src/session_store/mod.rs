@@ -7,6 +7,8 @@
 //!
 //! - `location`: the setting, checked. Pure.
 //! - `open`: the client of that place.
+//! - `installation`: is it the place that this installation knows.
+//! - `calls`: what is asked of it, in time and at a time.
 //! - `key`: names of checkpoints. Pure.
 //! - `content`: is what arrives what was announced.
 //! - `put`, `get`, `remove`: one checkpoint in, one out, those of a child away.
@@ -16,11 +18,13 @@
 //! - `error`: what a failure means for whoever met it.
 //! - `folder`: what a folder needs beside what every store needs.
 
+mod calls;
 mod check;
 mod content;
 mod error;
 mod folder;
 mod get;
+pub mod installation;
 mod key;
 mod location;
 mod open;
@@ -32,6 +36,7 @@ mod trim;
 pub use content::ContentError;
 pub use error::{SettingError, StoreError};
 pub use get::{Content, GetError};
+pub use installation::Installation;
 pub use key::{Key, key};
 pub use put::PutError;
 pub use remove::Entry;
@@ -39,6 +44,7 @@ pub use trim::Among;
 
 use object_store::ObjectStore;
 use std::{path::PathBuf, sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
 
 /// Longest time of one step: one request to a cloud with its repeats, or one write. A worker takes a gateway for dead that
 /// neither takes nor gives a byte for a minute ([`CHECKPOINT_STALL_TIMEOUT`](subagent_link::CHECKPOINT_STALL_TIMEOUT)), and is
@@ -63,6 +69,10 @@ pub struct Store {
     url: String,
     /// Where it is, when it is a folder.
     folder: Option<PathBuf>,
+    /// Who uses it, when that is remembered.
+    installation: Option<Installation>,
+    /// Places for calls of a folder.
+    calls: Arc<Semaphore>,
     step: Duration,
     verify: Duration,
 }
@@ -71,22 +81,6 @@ impl Store {
     /// The setting it was opened with: a URL without credentials.
     pub fn url(&self) -> &str {
         &self.url
-    }
-
-    /// One step, within its time.
-    async fn step<T>(&self, step: impl Future<Output = object_store::Result<T>>) -> Result<T, StoreError> {
-        self.within(self.step, step).await
-    }
-
-    async fn within<T>(
-        &self,
-        limit: Duration,
-        step: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<T, StoreError> {
-        match tokio::time::timeout(limit, step).await {
-            Ok(done) => done.map_err(|error| StoreError::of(&self.url, &error)),
-            Err(_) => Err(StoreError::silent(&self.url, limit)),
-        }
     }
 
     /// Size of what lies under a key, in bytes; `None` when nothing does.

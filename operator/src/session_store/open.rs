@@ -9,6 +9,7 @@ use object_store::{
     azure::MicrosoftAzureBuilder, gcp::GoogleCloudStorageBuilder, local::LocalFileSystem, prefix::PrefixStore,
 };
 use std::{sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
 
 /// Longest time in which a cloud is asked again by itself. A worker that is told "later" comes again anyway.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
@@ -36,7 +37,15 @@ impl Store {
             Kind::Folder(path) => Some(path),
             _ => None,
         };
-        Ok(Some(Self { objects, url: location.url.to_string(), folder, step: super::STEP, verify: super::VERIFY }))
+        Ok(Some(Self {
+            objects,
+            url: location.url.to_string(),
+            folder,
+            installation: None,
+            calls: Arc::new(Semaphore::new(super::calls::CALLS)),
+            step: super::STEP,
+            verify: super::VERIFY,
+        }))
     }
 }
 

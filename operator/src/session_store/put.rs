@@ -35,6 +35,7 @@ impl Store {
         S: Stream<Item = Result<Bytes, E>> + Send,
         E: Display,
     {
+        self.is_ours().await?;
         let content = pin!(content);
         let mut content = Announced::new(content, key, size);
         if self.size_of(key).await? == Some(size) {
@@ -49,7 +50,8 @@ impl Store {
         if content.part().await?.is_some() {
             return Err(ContentError::Size { arrived: size + 1, announced: size }.into());
         }
-        self.within(COMPLETE, self.objects.put(&key.path(), whole.into())).await?;
+        let (objects, path) = (self.objects.clone(), key.path());
+        self.within(COMPLETE, async move { objects.put(&path, whole.into()).await }).await?;
         Ok(())
     }
 
@@ -58,19 +60,23 @@ impl Store {
         S: Stream<Item = Result<Bytes, E>> + Unpin,
         E: Display,
     {
-        let path = key.path();
-        let mut upload = self.step(self.objects.put_multipart(&path)).await?;
-        let written = self.write_parts(upload.as_mut(), content).await;
-        // Only now does it become visible.
-        let done = match written {
-            Ok(()) => self.within(COMPLETE, upload.complete()).await.map(|_| ()).map_err(PutError::from),
-            Err(error) => Err(error),
-        };
-        if done.is_err() {
+        let (objects, path) = (self.objects.clone(), key.path());
+        let mut upload = self.step(async move { objects.put_multipart(&path).await }).await?;
+        if let Err(error) = self.write_parts(upload.as_mut(), content).await {
             // What was written so far; a folder's is gone anyway.
-            let _ = self.step(upload.abort()).await;
+            let _ = self.step(async move { upload.abort().await }).await;
+            return Err(error);
         }
-        done
+        // Only now does it become visible.
+        let complete = async move {
+            let done = upload.complete().await;
+            if done.is_err() {
+                let _ = upload.abort().await;
+            }
+            done
+        };
+        self.within(COMPLETE, complete).await?;
+        Ok(())
     }
 
     async fn write_parts<S, E>(

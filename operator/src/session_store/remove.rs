@@ -36,19 +36,21 @@ impl Store {
 
     /// Where to look. Of a folder only those of children: a volume has others in it, which only root may read (`lost+found`).
     async fn places(&self) -> Result<Vec<Option<Path>>, StoreError> {
+        self.is_ours().await?;
         if self.folder.is_none() {
             return Ok(vec![None]);
         }
-        let there = self.step(self.objects.list_with_delimiter(None)).await?;
+        let objects = self.objects.clone();
+        let there = self.step(async move { objects.list_with_delimiter(None).await }).await?;
         let children = there.common_prefixes.into_iter().filter(|child| is_uid(child.as_ref()));
         Ok(children.map(Some).collect())
     }
 
     pub(super) fn list_below(&self, place: Option<&Path>) -> BoxStream<'_, Result<ObjectMeta, StoreError>> {
-        let listed = self.objects.list(place);
-        let listed = stream::unfold(listed, move |mut listed| async move {
-            let next = self.step(async { listed.next().await.transpose() }).await.transpose()?;
-            Some((next, listed))
+        let listed = stream::try_unfold(self.objects.list(place), move |mut listed| async move {
+            let next = async move { Ok((listed.next().await.transpose()?, listed)) };
+            let (next, listed) = self.step(next).await?;
+            Ok(next.map(|found| (found, listed)))
         });
         listed.boxed()
     }
@@ -58,6 +60,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub async fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        self.is_ours().await?;
         self.remove_path(key.path()).await
     }
 
@@ -83,6 +86,7 @@ impl Store {
             // No checkpoint was ever stored under it.
             return Ok(());
         }
+        self.is_ours().await?;
         if let Some(folder) = &self.folder {
             let child = folder.join(child_uid);
             let doing = format!("removing {}", child.display());
@@ -90,8 +94,9 @@ impl Store {
             let done = self.blocking(doing, super::COMPLETE, move || super::folder::remove(&child));
             return done.await;
         }
-        let mut listed = self.objects.list(Some(&Path::from(child_uid)));
-        while let Some(found) = self.step(async { listed.next().await.transpose() }).await? {
+        let place = Path::from(child_uid);
+        let mut listed = self.list_below(Some(&place));
+        while let Some(found) = listed.try_next().await? {
             self.remove_path(found.location).await?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use object_store::{
 use proptest::prelude::*;
 use rstest::rstest;
 use sha2::{Digest, Sha256};
-use std::{convert::Infallible, fs, os::unix::fs::MetadataExt, path::Path, process::Command};
+use std::{collections::BTreeMap, convert::Infallible, fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 use tempfile::TempDir;
 
 const CHILD: &str = "7f9c1f0e-5f0a-4f7e-8a63-2f1f3e1f6f10";
@@ -307,12 +307,99 @@ async fn a_list_says_what_is_there_and_since_when() {
     assert_eq!(store.list().try_collect::<Vec<_>>().await.unwrap(), []);
 }
 
+/// Everything below a folder, with its content.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(tree(&path));
+        }
+        found.insert(path.clone(), fs::read(&path).ok());
+    }
+    found
+}
+
 #[tokio::test]
-async fn c34_a_check_writes_reads_and_leaves_nothing() {
+async fn c34_a_check_writes_and_reads_and_leaves_everything_as_it_was() {
     let (dir, store) = place();
+    put(&store, &content(10)).await.unwrap();
+    let sessions = dir.path().join("sessions");
+    fs::create_dir(sessions.join("of somebody else")).unwrap();
+    fs::write(sessions.join("check_of_the_operator"), b"of somebody else").unwrap();
+    let before = tree(&sessions);
     let checks = (0..4).map(|_| store.check());
     assert_eq!(join_all(checks).await, [Ok(()), Ok(()), Ok(()), Ok(())]);
+    assert_eq!(tree(&sessions), before);
+    // What is left of one that died, and of one that died while it wrote.
+    for left in ["check_of_the_operator_07", "check_of_the_operator_07#1"] {
+        fs::write(sessions.join(left), b"7").unwrap();
+    }
+    store.tidy(Duration::from_secs(3600)).await.unwrap();
+    assert_eq!(tree(&sessions).len(), before.len() + 2, "it may be going on");
+    store.tidy(Duration::ZERO).await.unwrap();
+    assert_eq!(tree(&sessions).into_iter().filter(|(path, _)| path.is_file()).collect::<Vec<_>>().len(), 2);
+}
+
+/// Nobody is there any more when it is over.
+#[tokio::test]
+async fn c34_a_check_that_is_given_up_leaves_nothing() {
+    let (dir, store) = place();
+    fs::create_dir(dir.path().join("sessions")).unwrap();
+    for _ in 0..20 {
+        tokio::select! {
+            biased;
+            _ = store.check() => panic!("it has not begun"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    let gone = async {
+        // Its place is given back when it is over.
+        while store.calls.available_permits() < calls::CALLS || Arc::strong_count(&store) > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
     assert_eq!(files(&dir), [""; 0]);
+}
+
+/// A file system that hangs, as one on the network does whose server is gone.
+#[test]
+fn r10_calls_that_hang_leave_threads_for_everybody_else() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(calls::CALLS + 2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let dir = TempDir::new().unwrap();
+    runtime.block_on(async {
+        let hanging = Store { step: Duration::from_millis(300), ..Arc::into_inner(store(dir.path())).unwrap() };
+        let hanging = Arc::new(hanging);
+        let key = key_of(b"x");
+        let pipe = dir.path().join(key.to_string());
+        fs::create_dir_all(pipe.parent().unwrap()).unwrap();
+        // Whoever opens it waits for the other end.
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let asked = join_all((0..3 * calls::CALLS).map(|_| hanging.get(&key, 1))).await;
+        for asked in asked {
+            let Err(GetError::Store(error)) = asked.map(drop) else { panic!("it has an answer") };
+            assert!(error.may_pass(), "{error}");
+        }
+        let other = tokio::task::spawn_blocking(|| 7);
+        let other = tokio::time::timeout(Duration::from_secs(20), other).await.expect("a thread is left");
+        assert_eq!(other.unwrap(), 7);
+        // The server is back.
+        let other_end = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        let free = async {
+            while hanging.calls.available_permits() < calls::CALLS {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), free).await.expect("their places are given back");
+        drop(other_end);
+    });
+    runtime.shutdown_background();
 }
 
 /// A place that takes no files, whoever asks: root may write where modes say that nobody does.
@@ -416,7 +503,7 @@ async fn r10_only_what_a_recorded_checkpoint_replaces_makes_room_for_it() {
     assert_eq!(store.trim(newest, Among::Turns, |_| false).await, Ok(2), "{older} {old}");
     // What is there already and is not recorded yet is the next one's.
     let kept = [first, second, newest, next, later].map(Clone::clone);
-    assert_eq!(listed(&store).await, [&kept[..], &[others.clone()]].concat());
+    assert_eq!(listed(&store).await, [&kept[..], std::slice::from_ref(&others)].concat());
     assert!(!dir.path().join(format!("sessions/{CHILD}/2/9")).exists(), "a folder for each turn would be left");
     let is_named = |key: &Key| key == first;
     assert_eq!(store.trim(newest, Among::Activations, is_named).await, Ok(1), "{second}");
@@ -453,15 +540,17 @@ async fn t5_r10_a_thousand_turns_take_the_room_of_a_few() {
 async fn r10_c34_a_silent_store_holds_nobody_up_for_ever() {
     let wait = Duration::from_secs(3600);
     let config = ThrottleConfig { wait_put_per_call: wait, wait_get_per_call: wait, ..ThrottleConfig::default() };
-    let store = Store {
+    let store = Arc::new(Store {
         objects: Arc::new(ThrottledStore::new(InMemory::new(), config)),
         url: "s3://silent".into(),
         folder: None,
+        installation: None,
+        calls: Arc::new(Semaphore::new(1)),
         step: Duration::from_millis(20),
         verify: Duration::from_millis(20),
-    };
+    });
     let Err(PutError::Store(error)) = put(&store, &content(10)).await else { panic!("it is stored") };
     assert!(error.may_pass() && error.to_string().contains("s3://silent"), "{error}");
     assert!(store.check().await.unwrap_err().may_pass());
-    assert!(get(&Arc::new(store), &content(10)).await.is_err());
+    assert!(get(&store, &content(10)).await.is_err());
 }

@@ -21,12 +21,8 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`]; some of them may be gone then.
-    pub async fn trim(
-        &self,
-        newest: &Key,
-        among: Among,
-        is_named: impl Fn(&Key) -> bool,
-    ) -> Result<usize, StoreError> {
+    pub async fn trim(&self, newest: &Key, among: Among, is_named: impl Fn(&Key) -> bool) -> Result<usize, StoreError> {
+        self.is_ours().await?;
         let place = match among {
             Among::Turns => format!("{}/{}", newest.child_uid, newest.epoch),
             Among::Activations => newest.child_uid.clone(),

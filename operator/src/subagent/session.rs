@@ -14,10 +14,14 @@ const HOLDS: Duration = Duration::from_secs(10);
 /// What the last try of the store came to, and when it was over. Whoever asks while it is tried waits for that.
 pub type LastTry = Arc<Mutex<Option<(Instant, Store)>>>;
 
-/// Whether the store can be used right now: it is written, read and removed from.
+/// Whether the store can be used right now: it is this installation's, and is written, read and removed from.
 pub async fn state(context: &Context) -> Store {
     let Some(store) = &context.store else { return Store::None };
-    tried(&context.store_tried, Instant::now, async || match store.check().await {
+    let try_it = async || {
+        store.take_as_ours().await?;
+        store.check().await
+    };
+    tried(&context.store_tried, Instant::now, async || match try_it().await {
         Ok(()) => Store::Usable,
         Err(error) => {
             tracing::warn!(%error, "the session store cannot be used");

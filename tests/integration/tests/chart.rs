@@ -70,6 +70,7 @@ fn the_values_reach_the_operator() {
     expect("SUBAGENT_MAX_RESULT_BYTES", "4194304");
     expect("SUBAGENT_SESSION_STORE", "file:///var/lib/subagents");
     expect("SUBAGENT_SESSION_STORE_KEEP_SECONDS", "86400");
+    expect("SUBAGENT_SESSION_STORE_CONFIG_MAP", "subagent-operator-session-mark");
     expect("SUBAGENT_LEASE_NAME", "subagent-operator");
     expect("SUBAGENT_ROOT_SECRET", "subagent-operator-gateway-root");
     expect("SUBAGENT_LOG", "info");

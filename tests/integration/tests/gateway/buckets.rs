@@ -18,13 +18,13 @@ use tokio_util::bytes::Bytes;
 const SEVERAL_PARTS: usize = 17 * 1024 * 1024 + 11;
 
 /// A server of a test's own, with the bucket `sessions`.
-struct Server {
+pub struct Server {
     url: String,
     process: Child,
 }
 
 impl Server {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let program = std::env::var_os("SUBAGENT_S3").expect("SUBAGENT_S3: start the tests with tests/integration/run");
         // It ends with its standard input, and so with this process.
         let mut process = Command::new(program)
@@ -50,7 +50,7 @@ impl Server {
         Arc::new(Store::open(url, environment).expect("a setting").expect("a store"))
     }
 
-    fn sessions(&self, prefix: &str) -> Arc<Store> {
+    pub fn sessions(&self, prefix: &str) -> Arc<Store> {
         self.store(&format!("s3://sessions/{prefix}"), "the-key-of-the-tests")
     }
 }
@@ -149,6 +149,12 @@ async fn r10_c34_what_keeps_a_bucket_from_being_used_is_told_with_what_to_do() {
     };
     let (passes, why) = failure(&server.store("s3://sessions", "a-key-of-nobody")).await;
     assert!(!passes && why.contains("credentials") && !why.contains("secret"), "{why}");
+    let older = self::key(CHILD, 2, b"older");
+    put(&server.sessions(""), &older, 5, b"older").await.expect("it is stored");
+    let reading = server.store("s3://sessions", "the-key-that-only-reads");
+    let (passes, why) = failure(&reading).await;
+    assert!(!passes && why.contains("may read, write, list and delete"), "{why}");
+    assert_eq!(read(&reading, &older, 5).await.expect("it is kept, and given out"), b"older");
     let (passes, why) = failure(&server.store("s3://no-such-bucket/x", "the-key-of-the-tests")).await;
     assert!(!passes && why.contains("create the bucket"), "{why}");
     let store = server.sessions("");

@@ -8,6 +8,7 @@ mod continued;
 mod election;
 mod fencing;
 mod inbox;
+mod installation;
 #[path = "../operator/programs.rs"]
 mod programs;
 mod replicas;

@@ -83,6 +83,7 @@ impl Replica {
             format!("--watch-namespaces={}", plan.namespace),
             format!("--lease-name={}", plan.rights.release),
             format!("--root-secret={}-gateway-root", plan.rights.release),
+            format!("--session-store-config-map={}-session-mark", plan.rights.release),
             format!("--gateway-url=wss://127.0.0.1:{}{}", plan.told_port, subagent_link::LINK_PATH),
             format!("--link-address=127.0.0.1:{}", plan.link_port),
             format!("--http-address={http}"),

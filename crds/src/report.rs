@@ -61,7 +61,8 @@ pub struct Report {
     /// permissions counts answered permission requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Permissions>,
-    /// storing is a result that fits no report and is being stored: the turn is over, its end not reported yet.
+    /// storing is what is being stored before a turn's end is reported: a result that fits no report, or a child's session that
+    /// was not stored at the first try.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storing: Option<Storing>,
     /// final is the end of the attempt, as the worker saw it.
@@ -275,11 +276,15 @@ pub struct Permissions {
     pub rejected: i64,
 }
 
-/// A result on its way into storage.
+/// What is on its way into storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Storing {
-    /// size in bytes.
+    /// what it is: Result or Session. Absent: Result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub what: Option<String>,
+    /// size in bytes; 0 when it is not known.
     #[serde(default)]
     #[schemars(range(min = 0, max = 9007199254740991_i64))]
     pub size: i64,

@@ -31,8 +31,8 @@ pub use message::{
 };
 pub use probe::{Finding, MAX_FINDING_BYTES, ProbeConfig};
 pub use snapshot::{
-    Activity, Agent, Checkpoint, Final, MessageOutcome, Permissions, PromptDigest, Session, SessionOrigin, Snapshot,
-    Storing, Turn, TurnOutput, Usage, UsageCost,
+    Activity, Agent, Checkpoint, Final, MessageOutcome, Permissions, PromptDigest, STORING_SESSION, Session,
+    SessionOrigin, Snapshot, Storing, Turn, TurnOutput, Usage, UsageCost,
 };
 pub use tail::Tail;
 pub use upload::{ResultPart, ResultUpload, UPLOAD_TIMEOUT, refused_for_good};

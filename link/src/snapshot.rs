@@ -241,11 +241,17 @@ pub struct Permissions {
     pub rejected: i64,
 }
 
-/// A result on its way into storage.
+/// [`Storing::what`] of a child's session.
+pub const STORING_SESSION: &str = "Session";
+
+/// What is on its way into storage: a result, or a child's session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Storing {
-    /// Size in bytes.
+    /// [`STORING_SESSION`]; absent for a result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub what: Option<String>,
+    /// Size in bytes; 0 when it is not known.
     pub size: i64,
     /// What was in the way at the last try, at most [`MAX_TROUBLE_BYTES`](crate::MAX_TROUBLE_BYTES) without control
     /// characters; absent when nothing was.

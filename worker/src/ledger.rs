@@ -164,6 +164,7 @@ impl Ledger {
         if checkpoint.is_some() {
             self.snapshot.checkpoint = checkpoint;
         }
+        self.snapshot.storing = None;
         self.unreported = true;
     }
 
@@ -211,13 +212,18 @@ impl Ledger {
                 turn.finished_at.get_or_insert(at);
             }
             snapshot.idle = true;
-            snapshot.storing = Some(Storing { size, trouble: None });
+            snapshot.storing = Some(Storing { what: None, size, trouble: None });
         });
     }
 
     /// Notes what keeps the result from being stored.
     pub fn store_again(&mut self, trouble: String) {
         self.note(|snapshot| snapshot.storing.get_or_insert_default().trouble = Some(trouble));
+    }
+
+    /// Notes what keeps a turn from being over, until it is.
+    pub fn keep_again(&mut self, storing: Storing) {
+        self.note(|snapshot| snapshot.storing = Some(storing));
     }
 
     /// Records the end and publishes the final report. Without effect when there is one already: what was recorded
@@ -450,6 +456,18 @@ mod tests {
         }
     }
 
+    /// c41: what holds a session up is told until the turn is over, and the next turn begins without it.
+    #[test]
+    fn a_session_that_is_not_stored_is_told_until_the_turn_is_over() {
+        let mut ledger = recorded();
+        let storing = Storing { what: Some("Session".into()), size: 0, trouble: Some("no room".into()) };
+        ledger.keep_again(storing.clone());
+        assert_eq!(ledger.snapshot().storing, Some(storing));
+        assert!(!ledger.snapshot().idle, "the turn is not over");
+        ledger.end_turn(completed(None), "then".into(), None);
+        assert_eq!(ledger.snapshot().storing, None);
+    }
+
     /// c31: what holds the result up is told like any other note, and is over with the end.
     #[test]
     fn a_result_on_its_way_is_told_until_the_end() {
@@ -458,7 +476,7 @@ mod tests {
         ledger.store(20_000, "then".into());
         ledger.store_again("no room".into());
         let told = ledger.snapshot().clone();
-        assert_eq!(told.storing, Some(Storing { size: 20_000, trouble: Some("no room".into()) }));
+        assert_eq!(told.storing, Some(Storing { what: None, size: 20_000, trouble: Some("no room".into()) }));
         assert!(told.idle && told.turns[0].finished_at.as_deref() == Some("then"));
         assert!(ledger.flush_at().is_some_and(|at| at >= start + ACTIVITY_INTERVAL));
         ledger.finish(end("Completed"), None, None, None, start);
@@ -501,15 +519,16 @@ mod tests {
             // The gateway's view, kept apart from the ledger: the snapshots sent, and the newest one it stored.
             let mut sent: Vec<(i64, Snapshot)> = Vec::new();
             let mut stored = Snapshot::default();
-            let (mut prompts, mut over) = (0, false);
+            let (mut prompts, mut over, mut newest) = (0, false, 0);
             for step in steps {
                 match step {
                     Step::Record => ledger.record_turn(session(), None, "t".into(), now),
                     Step::Publish => ledger.publish(now),
                     Step::Note => ledger.note(|snapshot| snapshot.idle = !snapshot.idle),
                     Step::Ack(seq) => {
-                        if let Some((_, snapshot)) = sent.iter().find(|(number, _)| *number == seq) {
-                            stored = snapshot.clone();
+                        // An acknowledgement may come late; what is stored never goes back.
+                        if let Some((_, snapshot)) = sent.iter().find(|(number, _)| *number == seq && seq > newest) {
+                            (stored, newest) = (snapshot.clone(), seq);
                         }
                         ledger.acknowledge(seq);
                     }

@@ -748,6 +748,26 @@ fn c31_a_result_that_is_not_stored_yet_is_told(#[case] storing: Value, #[case] w
     assert!(!serde_json::to_value((&ended.message, &ended.conditions)).unwrap().to_string().contains("stored"));
 }
 
+/// c41: the same of an activation's session, and it is said no more once it went through: the next turn is under way then.
+#[test]
+fn c41_a_session_that_is_not_stored_yet_is_told_until_it_is() {
+    let storing = json!({"what": "Session", "trouble": "make room"});
+    let waits = merged(with_pod(), report(json!({"storing": storing})));
+    let mut world = world(run(waits), Some(running()));
+    settle(&mut world, at(3));
+    let working = world.run.status.clone().unwrap();
+    let finished = conditions::get(&working.conditions, conditions::FINISHED).unwrap();
+    assert_eq!((finished.status.as_str(), finished.reason.as_str()), ("False", "StoringSession"));
+    assert!(finished.message.contains("the session is not stored") && finished.message.ends_with(": make room"));
+    assert_eq!(working.message.as_ref(), Some(&finished.message));
+    world.run.status.as_mut().unwrap().report.as_mut().unwrap().storing = None;
+    settle(&mut world, at(4));
+    let through = world.run.status.clone().unwrap();
+    assert_eq!(conditions::get(&through.conditions, conditions::FINISHED), None);
+    assert!(through.message.as_ref().unwrap().ends_with(" is working"), "{:?}", through.message);
+    assert_eq!((settle(&mut world, at(5)), world.run.status), (Step::Wait(None), Some(through)));
+}
+
 #[test]
 fn d2_a_foreign_pod_is_never_adopted() {
     let foreign = pod(

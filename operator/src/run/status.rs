@@ -10,7 +10,11 @@ use crate::{
     naming,
     pod::{Observed, Proof, observe::Ended},
 };
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    api::core::v1::Pod,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
 use subagent_crds::{
     Phase, Reason, SubagentRun, SubagentRunStatus,
     bounds::ATTEMPTS,
@@ -50,7 +54,9 @@ pub const DESCENDANTS_LIVE: &str = "DescendantsLive";
 
 /// Reason of a run that is not finished because its result is still being stored.
 pub const STORING_RESULT: &str = "StoringResult";
-/// How long storing a result is tried, in minutes.
+/// Reason of an activation that is not finished because its session is still being stored.
+pub const STORING_SESSION: &str = "StoringSession";
+/// How long storing a result or a session is tried, in minutes.
 const TRIED_FOR: u64 = FINAL_ACK_TIMEOUT.as_secs() / 60;
 
 /// True once the ACP session existed (contract c8).
@@ -218,9 +224,14 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
         if is_started(old) {
             let mut new = fold(old);
             if let Some(storing) = report.and_then(|report| report.storing.as_ref()) {
-                let message = storing_words(storing);
+                let (message, reason) = (storing_words(storing), storing_reason(storing));
                 say(&mut new, &message);
-                set(run, &mut new, conditions::FINISHED, Status::False, STORING_RESULT, &message, now);
+                set(run, &mut new, conditions::FINISHED, Status::False, reason, &message, now);
+            } else if is_storing(&new).is_some() {
+                // It went through.
+                new.conditions.retain(|condition| condition.type_ != conditions::FINISHED);
+                let message = format!("{} is working", agent(&new));
+                say(&mut new, &message);
             }
             return new;
         }
@@ -248,23 +259,39 @@ pub fn progress(run: &SubagentRun, old: &SubagentRunStatus, observed: &Observed,
     new
 }
 
-/// What a run waits for whose agent is done. What to do is said by whoever met the trouble: the gateway knows a full quota.
-fn storing_words(storing: &Storing) -> String {
+/// What a run waits for whose agent is done with its turn. What to do is said by whoever met the trouble: the gateway knows a full
+/// quota.
+pub fn storing_words(storing: &Storing) -> String {
     let minutes = TRIED_FOR;
-    let size = storing.size;
+    let what = match storing_reason(storing) {
+        STORING_SESSION => "the session".to_owned(),
+        _ => format!("its result of {} bytes", storing.size),
+    };
     match &storing.trouble {
-        None => format!("the turn is over; its result of {size} bytes is being stored"),
+        None => format!("the turn is over; {what} is being stored"),
         Some(trouble) => format!(
-            "the turn is over, but its result of {size} bytes is not stored; it is tried again for up to {minutes} minutes: {trouble}"
+            "the turn is over, but {what} is not stored; it is tried again for up to {minutes} minutes: {trouble}"
         ),
     }
 }
 
-/// What was in the way of the result when that was said last.
+fn storing_reason(storing: &Storing) -> &'static str {
+    match storing.what.as_deref() {
+        Some(subagent_link::STORING_SESSION) => STORING_SESSION,
+        _ => STORING_RESULT,
+    }
+}
+
+/// What a run was last said to wait for, if that is still said.
+fn is_storing(status: &SubagentRunStatus) -> Option<&Condition> {
+    let finished = conditions::get(&status.conditions, conditions::FINISHED)?;
+    [STORING_RESULT, STORING_SESSION].contains(&finished.reason.as_str()).then_some(finished)
+}
+
+/// What was in the way of the result or the session when that was said last.
 pub fn storing_trouble(status: &SubagentRunStatus) -> Option<&str> {
-    let storing = conditions::get(&status.conditions, conditions::FINISHED)?;
-    let (_, trouble) = storing.message.split_once(&format!(" for up to {TRIED_FOR} minutes: "))?;
-    (storing.reason == STORING_RESULT).then_some(trouble)
+    let (_, trouble) = is_storing(status)?.message.split_once(&format!(" for up to {TRIED_FOR} minutes: "))?;
+    Some(trouble)
 }
 
 fn has_session(status: &SubagentRunStatus) -> bool {
@@ -274,18 +301,22 @@ fn has_session(status: &SubagentRunStatus) -> bool {
 /// Records that the ACP session exists (contract c8), in the same words whenever that is noticed. Returns the agent's
 /// name and version.
 fn started(run: &SubagentRun, new: &mut SubagentRunStatus, now: Timestamp) -> String {
-    let report = current_report(new);
-    let session = report.and_then(|report| report.session.clone()).unwrap_or_default();
-    let agent = report.and_then(|report| report.agent.clone()).unwrap_or_default();
-    let agent = match format!("{} {}", agent.name, agent.version).trim() {
-        "" => "an agent without a name".to_owned(),
-        named => named.to_owned(),
-    };
+    let session = current_report(new).and_then(|report| report.session.clone()).unwrap_or_default();
+    let agent = agent(new);
     let message = format!("ACP session {} with {agent}", session.id);
     new.started_at = Some(Time(now));
     set(run, new, conditions::WORKER_READY, Status::True, "Connected", "the worker is connected", now);
     set(run, new, conditions::STARTED, Status::True, "SessionReady", &message, now);
     agent
+}
+
+/// The agent's name and version.
+fn agent(status: &SubagentRunStatus) -> String {
+    let agent = current_report(status).and_then(|report| report.agent.clone()).unwrap_or_default();
+    match format!("{} {}", agent.name, agent.version).trim() {
+        "" => "an agent without a name".to_owned(),
+        named => named.to_owned(),
+    }
 }
 
 /// Copies what the report says about usage and permissions to where people look for it.

@@ -151,7 +151,7 @@ pub fn is_over(run: &SubagentRun) -> bool {
 }
 
 /// The word of the worker of the run's current attempt.
-fn report_of(run: &SubagentRun) -> Option<&Report> {
+pub fn report_of(run: &SubagentRun) -> Option<&Report> {
     let status = run.status.as_ref()?;
     status.report.as_ref().filter(|report| Some(report.attempt) == status.attempt)
 }

@@ -110,6 +110,23 @@ fn over(world: &mut World, phase: &str, reason: &str) {
     run.status = Some(serde_json::from_value(merged(old, new)).unwrap());
 }
 
+/// c41: a child says what its activation waits for, and no more once that went through.
+#[test]
+fn c41_a_session_that_is_not_stored_yet_is_told_until_it_is() {
+    let mut world = started();
+    report(&mut world, json!({"storing": {"what": "Session", "trouble": "make room"}}));
+    settle(&mut world, 2);
+    let said = |world: &World| status(world).message.clone().unwrap_or_default();
+    assert!(
+        said(&world).contains("the session is not stored") && said(&world).ends_with(": make room"),
+        "{}",
+        said(&world)
+    );
+    report(&mut world, json!({}));
+    settle(&mut world, 3);
+    assert_eq!(said(&world), "activation 1 is at work");
+}
+
 fn done_turn() -> Value {
     json!({"idle": true, "turns": [{"turn": 1, "messageID": "m1", "stopReason": "Completed", "finishedAt": "t", "preview": "hello"}],
         "checkpoint": {"key": "k", "digest": "a".repeat(64), "size": 5, "turn": 1}})

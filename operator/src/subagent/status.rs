@@ -9,7 +9,7 @@ use super::{
 use crate::run::{
     descendants::{self, Descendant},
     orphans::LeftPod,
-    status::CLEANUP_FAILED,
+    status::{CLEANUP_FAILED, storing_words},
     validate::{Acceptance, Refusal},
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
@@ -338,6 +338,8 @@ fn describe_itself(world: &World, old: &SubagentStatus, new: &mut SubagentStatus
             return;
         }
         let problem = run.filter(|_| change == Change::None).and_then(start_problem);
+        let report = run.filter(|_| change == Change::None).and_then(inbox::report_of);
+        let storing = report.and_then(|report| report.storing.as_ref());
         let number = activation.epoch;
         if let Some(pod) = world.run.blocker() {
             say(new, Some(Reason::CleanupFailed.as_str()), &removed_by_force(&world.child, &activation, pod));
@@ -349,6 +351,8 @@ fn describe_itself(world: &World, old: &SubagentStatus, new: &mut SubagentStatus
             say(new, None, &format!("activation {number} is being stopped"));
         } else if let Some((reason, message)) = problem {
             say(new, Some(&reason), &format!("activation {number} is not started yet: {message}"));
+        } else if let Some(storing) = storing {
+            say(new, None, &format!("activation {number}: {}", storing_words(storing)));
         } else {
             say(new, None, &format!("activation {number} {}", doing(&activation)));
         }

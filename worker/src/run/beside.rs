@@ -6,6 +6,7 @@ use super::{
 };
 use crate::outcome::End;
 use std::{panic::resume_unwind, time::Duration};
+use subagent_link::Storing;
 use tokio::{
     sync::watch,
     task::{JoinHandle, spawn_blocking},
@@ -23,6 +24,8 @@ impl<T> Drop for Job<T> {
 
 /// What is heard of work while it is done, with what it is called in the activity.
 pub(super) struct Signs {
+    /// What it stores, if the turn is not over before that.
+    pub(super) stores: Option<Storing>,
     /// What is in the way.
     pub(super) trouble: (&'static str, watch::Receiver<Trouble>),
     /// How far it has come: whenever that changes, it is a sign of life.
@@ -94,9 +97,17 @@ impl Attempt {
                 done = &mut job.0 => {
                     let done = finished(done);
                     self.circumstances.trouble = signs.trouble().filter(|_| done.is_err());
+                    if signs.stores.is_some() && done.is_ok() {
+                        self.ledger.note(|snapshot| snapshot.storing = None);
+                    }
                     return Ok(done);
                 }
-                sign = signs.next() => self.note_activity(&sign),
+                sign = signs.next() => {
+                    self.note_activity(&sign);
+                    if let (Some(stores), trouble @ Some(_)) = (&signs.stores, signs.trouble()) {
+                        self.ledger.keep_again(Storing { trouble, ..stores.clone() });
+                    }
+                }
                 wake = self.next(until) => match wake {
                     Wake::Agent(event) => self.take(event)?,
                     Wake::Deadline => {

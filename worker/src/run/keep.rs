@@ -13,7 +13,9 @@ use crate::{
     transcript::Transcript,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use subagent_link::{Checkpoint, CheckpointUpload, Continuation, FINAL_ACK_TIMEOUT, StoredCheckpoint};
+use subagent_link::{
+    Checkpoint, CheckpointUpload, Continuation, FINAL_ACK_TIMEOUT, STORING_SESSION, StoredCheckpoint, Storing,
+};
 use tokio::{sync::watch, time::timeout};
 
 /// Where a child's session lies in the pod.
@@ -57,7 +59,9 @@ impl Attempt {
             moved: Arc::new(moving),
             told,
         };
-        let signs = Signs { trouble: (NOT_STORED, trouble), moved: Some(("storing the session", moved)) };
+        let stores = Storing { what: Some(STORING_SESSION.to_owned()), ..Storing::default() };
+        let signs =
+            Signs { stores: Some(stores), trouble: (NOT_STORED, trouble), moved: Some(("storing the session", moved)) };
         // A cancel may wait for it as long as for an agent's answer: what the turn did is worth that.
         let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
         match self.beside(keeper.keep(), grace, signs).await? {

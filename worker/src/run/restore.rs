@@ -39,7 +39,7 @@ impl Attempt {
         };
         let (told, trouble) = watch::channel(Trouble::default());
         let restorer = Restorer { settings: self.settings.clone(), transcript: self.transcript.clone(), state, told };
-        let signs = Signs { trouble: (NOT_FETCHED, trouble), moved: None };
+        let signs = Signs { stores: None, trouble: (NOT_FETCHED, trouble), moved: None };
         // Nothing is lost with it, so a cancel waits for nothing.
         match self.beside(restorer.restore(session.checkpoint.clone()), Duration::ZERO, signs).await? {
             Ok(Restored { files, unpacked, mounted }) => {

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use std::time::Duration;
 use subagent_link::{
     ContentDigest, FINAL_ACK_TIMEOUT, MAX_INLINE_RESULT_BYTES, MAX_PREVIEW_BYTES, ResultPart, ResultPayload,
-    ResultUpload, TurnOutput,
+    ResultUpload, Storing, TurnOutput,
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
@@ -105,7 +105,8 @@ impl Attempt {
                 _ = takes_outputs.wait_for(|takes| !takes) => Ok(false),
             }
         };
-        let signs = Signs { trouble: (NOT_STORED, trouble), moved: None };
+        let stores = Storing { size: i64::try_from(size).unwrap_or(i64::MAX), ..Storing::default() };
+        let signs = Signs { stores: Some(stores), trouble: (NOT_STORED, trouble), moved: None };
         let grace = Duration::from_secs(u64::try_from(self.stop_graces.cancel_grace_seconds).unwrap_or(0));
         match self.beside(work, grace, signs).await? {
             Ok(true) => {

@@ -148,6 +148,9 @@ async fn c30_what_is_in_the_way_of_a_checkpoint_is_told_meanwhile_and_in_the_end
     let report = told(&attempt, "m2:Rejected/NotDelivered").await;
     let activity = report.snapshot.activity.unwrap().summary;
     assert!(activity.contains("503"), "{activity}");
+    let storing = report.snapshot.storing.expect("what it waits for");
+    assert_eq!(storing.what.as_deref(), Some("Session"));
+    assert!(storing.trouble.is_some_and(|trouble| trouble.contains("503")));
     attempt.gateway.cancel();
     let ended = attempt.finish().await;
     assert_eq!(ended.words(), ("Aborted", "Cancelled"), "{}", ended.transcript);
@@ -173,9 +176,56 @@ async fn r10_a_checkpoint_is_sent_again_until_it_is_stored(#[case] trouble: Chec
     let stored = attempt.gateway.checkpoints();
     let ended = attempt.finish().await;
     assert_eq!((ended.words(), ended.prompts), (("Completed", "Completed"), 1), "{}", ended.transcript);
+    assert_eq!(ended.report.snapshot.storing, None, "it went through");
     assert_eq!(stored.len(), 1);
     assert!(unpacked(&stored[0].bytes).1.len() > 300_000);
     assert!(ended.transcript.contains("the session is not stored: "), "{}", ended.transcript);
+}
+
+/// Above what two sockets hold, and nothing of it shrinks.
+const NOISE: usize = 24 << 20;
+
+/// An activation whose session has that much noise in it.
+async fn noisy(state: &Path) -> Attempt {
+    let mut word = 1_u64;
+    let mut noise = Vec::with_capacity(NOISE);
+    while noise.len() < NOISE {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        noise.extend_from_slice(&(word >> 16).to_be_bytes()[2..]);
+    }
+    std::fs::write(state.join("noise"), noise).unwrap();
+    let mut setup = keeping(state);
+    setup.assignment.continuation.as_mut().unwrap().max_state_bytes = 64 << 20;
+    start(setup).await
+}
+
+/// What is refused before it has come is not sent to its end, and the answer counts.
+#[rstest]
+#[case::too_large(413)]
+#[case::not_this_worker(409)]
+#[tokio::test(flavor = "multi_thread")]
+async fn r10_an_answer_before_the_end_of_an_upload_is_the_answer(#[case] status: u16) {
+    let state = folder();
+    let attempt = noisy(state.path()).await;
+    attempt.gateway.checkpointing(&[Checkpointing::Early(status)]);
+    attempt.gateway.say(queue(1, "one"));
+    let ended = attempt.finish().await;
+    assert_eq!(ended.words(), ("Error", "DurabilityFailed"), "{}", ended.transcript);
+    assert!(ended.diagnostic().contains(&format!("HTTP status {status}")), "{}", ended.diagnostic());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r10_what_was_answered_early_is_not_sent_beside_the_next_try() {
+    let state = folder();
+    let attempt = noisy(state.path()).await;
+    attempt.gateway.checkpointing(&[Checkpointing::Early(503)]);
+    attempt.gateway.say(queue(1, "one"));
+    done(&attempt, 1).await;
+    assert_eq!(attempt.gateway.checkpoints().len(), 1);
+    let came = attempt.gateway.came_late().await;
+    assert!(came < NOISE, "{came}");
+    attempt.gateway.say(GatewayMessage::Close);
+    assert_eq!(attempt.finish().await.words(), ("Completed", "Completed"));
 }
 
 /// Also a link that is gone meanwhile changes nothing.

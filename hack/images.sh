@@ -13,7 +13,7 @@ read -ra agents <<<"${AGENTS:-opencode}"
 out=$ROOT/.images
 [[ -z $push || $registry != localhost ]] || die "PUSH=1 needs a registry to push to: make images PUSH=1 REGISTRY=your.registry"
 mkdir -p "$out"
-mkimage=$("$ROOT/hack/mkimage-bin.sh")
+mkimage=$("$ROOT/hack/go-bin.sh" images/mkimage)
 
 # Static programs: an image needs no library, not even a C library. With an explicit target these flags reach only what
 # runs in the images, not the build scripts. The same in images/Containerfile.

@@ -25,7 +25,7 @@ level_tools() {
 
 level_cluster() {
   hack/node-packages.sh
-  LOCALCLUSTER=$(hack/cluster-bin.sh) MKIMAGE=$(hack/mkimage-bin.sh)
+  LOCALCLUSTER=$(hack/cluster-bin.sh) MKIMAGE=$(hack/go-bin.sh images/mkimage)
   export LOCALCLUSTER MKIMAGE
   cd tests/cluster
   go test -trimpath -v -count=1 -tags acceptance ./acceptance/

@@ -15,6 +15,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use nix::sys::signal::Signal;
+use rstest::rstest;
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -567,16 +568,23 @@ async fn c43_c51_a_cancelled_child_takes_along_what_it_delegated() {
 }
 
 /// R8, R10: a session that is lost is never replaced in silence.
+#[rstest]
+#[case::missing("missing", |folder: &Path| fs::remove_dir_all(folder).expect("a checkpoint"))]
+#[case::corrupt("corrupt", |folder: &Path| {
+    let turn = fs::read_dir(folder.join("1/1")).expect("a folder").next().expect("a checkpoint").expect("a checkpoint");
+    let size = turn.metadata().expect("a file").len();
+    fs::write(turn.path(), vec![7; usize::try_from(size).expect("a size")]).expect("a file");
+})]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspection() {
-    let (children, operator) = Children::new("lost").await;
+async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspection(
+    #[case] hint: &str,
+    #[case] harm: fn(&Path),
+) {
+    let (children, operator) = Children::new(hint).await;
     let child = children.told("child", "one").await;
     children.settled("child").await;
     children.wipe();
-    fs::remove_dir_all(children.store().join(child.uid().expect("a UID"))).expect("a checkpoint");
-    // A store without anything would be taken for another one.
-    fs::create_dir_all(children.store().join("another/1/1")).expect("a folder");
-    fs::write(children.store().join("another/1/1").join("0".repeat(64)), "a session").expect("a checkpoint");
+    harm(&children.store().join(child.uid().expect("a UID")));
     children.append("child", &[queue("m2", "two"), queue("m3", "three")]).await;
     let lost = |status: &SubagentStatus| status.phase == Some(SubagentPhase::NotResumable);
     let status = children.until("child", "NotResumable", lost).await;
@@ -590,6 +598,70 @@ async fn r8_r10_a_lost_checkpoint_is_not_resumable_and_the_child_stays_for_inspe
     };
     let status = children.until("child", "all rejected", all_over).await;
     assert_eq!((message(&status, "m4").code, status.epochs), (Some(Code::NotResumable), 2));
+    children.finish(operator).await;
+}
+
+/// R10: a store that takes nothing costs the turn, and the next one goes on from the checkpoint before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r10_c41_a_turn_that_cannot_be_stored_leaves_the_older_checkpoint_to_go_on_from() {
+    let (children, operator) = Children::new("unstored").await;
+    let child = children.told("child", "one").await;
+    let before = children.settled("child").await.checkpoint.expect("a checkpoint");
+    // Nothing can be created where a file is, by whomever.
+    let in_the_way = children.store().join(child.uid().expect("a UID")).join("2");
+    fs::write(&in_the_way, "in the way").expect("a file");
+    children.wipe();
+    children.append("child", &[queue("m2", "two")]).await;
+    let status = children.settled("child").await;
+    assert_eq!((status.reason.as_deref(), status.completed_turns), (Some("DurabilityFailed"), 1));
+    assert_eq!((message(&status, "m2").outcome, status.checkpoint.as_ref()), (Outcome::Started, Some(&before)));
+    assert!(is_true(&status.conditions, conditions::RESUMABLE));
+    let run = children.run("child", 2).await.status.expect("a status");
+    assert!(run.message.is_some_and(|message| message.contains("name a folder in sessionStore.url")));
+    fs::remove_file(in_the_way).expect("a file");
+    children.wipe();
+    children.append("child", &[queue("m3", "!history")]).await;
+    let status = children.settled("child").await;
+    assert_eq!((preview(&status), status.epochs, status.reason.as_deref()), ("turns before: 1", 3, None));
+    children.finish(operator).await;
+}
+
+/// c34, R10: no child is taken into a store of somebody else, and one that waits for its session gets it when that is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r10_c34_a_store_of_somebody_else_is_unusable_until_the_right_one_is_back() {
+    let (children, operator) = Children::new("mistaken").await;
+    children.told("child", "one").await;
+    children.settled("child").await;
+    // Its pod begins anew with what is mounted.
+    operator.stop().await;
+    let (store, away) = (children.store(), children.folder.path().join("away"));
+    let mark = "installation_of_the_operator";
+    fs::rename(&store, &away).expect("a move");
+    fs::create_dir_all(&store).expect("a folder");
+    fs::write(store.join(mark), "another").expect("a mark");
+    let operator = children.operator("second").await;
+    children.wipe();
+    children.append("child", &[queue("m2", "!history")]).await;
+    let events = async |reason: &str| {
+        let events = children.world.namespace.api::<Event>().list(&ListParams::default()).await.expect("events").items;
+        let of_it = events.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
+        of_it.filter_map(|event| event.note).collect::<Vec<_>>()
+    };
+    let (namespace, seen) = (&children.world.namespace, &events);
+    namespace
+        .eventually("what is to be done", LIMIT, async || {
+            let told = seen("CheckpointNotRead").await;
+            if told.iter().any(|note| note.contains("delete configmap")) { Ok(()) } else { Err(format!("{told:?}")) }
+        })
+        .await;
+    children.told("second", "one").await;
+    let refused = |status: &SubagentStatus| status.reason.as_deref() == Some("PersistenceUnavailable");
+    let status = children.until("second", "refused", refused).await;
+    assert_eq!((status.phase, status.epochs), (Some(SubagentPhase::Rejected), 0));
+    fs::remove_dir_all(&store).expect("the wrong one");
+    fs::rename(&away, &store).expect("a move");
+    let status = children.settled("child").await;
+    assert_eq!((preview(&status), status.epochs), ("turns before: 1", 2));
     children.finish(operator).await;
 }
 

@@ -9,6 +9,7 @@ use crate::{
     api::{self, ReadError, WriteError},
     naming,
 };
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, ResourceExt, api::PostParams};
 use sha2::{Digest, Sha256};
@@ -159,8 +160,10 @@ pub async fn load(client: &Client, child: &Subagent) -> Result<Memory, ReadError
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &child.namespace().unwrap_or_default());
     let mut memory = Memory::default();
     let seen = child.status.as_ref().and_then(|status| status.seen_ids.as_ref());
-    for name in seen.iter().flat_map(|seen| &seen.config_maps) {
-        let found = api::get(&config_maps, name).await?;
+    let names: Vec<_> = seen.iter().flat_map(|seen| &seen.config_maps).collect();
+    // All at once: a new message waits for them, and there are no more than about ten.
+    let all = try_join_all(names.iter().map(|name| api::get(&config_maps, name.as_str()))).await?;
+    for (name, found) in names.into_iter().zip(all) {
         let uid = found.as_ref().and_then(|found| found.metadata.uid.clone());
         match judge(child, name, found.as_ref()) {
             Ok(segment) => memory.segments.push((Part { name: name.clone(), uid }, segment)),

@@ -152,7 +152,7 @@ pub enum Step {
     StopLeft(String),
     /// Take the second finalizer off a run: what became of its messages is stored.
     ReleaseRun(PastRun),
-    /// Delete finished runs beyond what is kept.
+    /// Delete finished runs: those beyond what is kept, or all when the child goes.
     DeleteRuns(Vec<PastRun>),
     /// Remember the ids of these messages.
     Remember(Vec<String>),
@@ -373,7 +373,12 @@ fn let_go(world: &World, status: &SubagentStatus) -> Step {
     if !children.is_empty() && world.live_children().next().is_some() {
         return Step::Wait(Some(LOOK_AGAIN));
     }
-    if status.activation.is_some() { Step::Wait(None) } else { Step::Forget }
+    if status.activation.is_some() {
+        return Step::Wait(None);
+    }
+    // Garbage collection does not do it when somebody deletes with --cascade=orphan: that takes the owner off them.
+    let left: Vec<_> = world.past.iter().flatten().filter(|run| !run.is_deleting).cloned().collect();
+    if left.is_empty() { Step::Forget } else { Step::DeleteRuns(left) }
 }
 
 /// Whether a child goes although its session is not removed from the store: that has failed for long enough (contract c47), or

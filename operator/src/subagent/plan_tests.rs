@@ -781,6 +781,8 @@ mod deletion {
         assert_eq!(wait, Step::Wait(Some(Duration::from_secs(10))), "one below is not gone yet");
         assert!(status(&world).message.as_ref().unwrap().contains("below"), "{:?}", status(&world).message);
         world.children = Some(vec![]);
+        assert_eq!(settle(&mut world, 7), Step::DeleteRuns(vec![past(1, false)]), "whoever owns them by now");
+        world.past = Some(vec![PastRun { is_deleting: true, ..past(1, false) }]);
         assert_eq!(settle(&mut world, 7), Step::Forget);
     }
 

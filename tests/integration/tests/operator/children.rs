@@ -4,6 +4,7 @@
 use crate::{
     audit::{Mark, Request, lines},
     replica::{Plan, Replica},
+    watching::History,
     world::{LIMIT, World, end, has as run_has, pod_name},
 };
 use k8s_openapi::api::{
@@ -22,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use subagent_crds::{
-    Phase, Subagent, SubagentPhase, SubagentProvider, SubagentRun, SubagentStatus, bounds,
+    Phase, Subagent, SubagentPhase, SubagentProvider, SubagentRun, SubagentRunStatus, SubagentStatus, bounds,
     conditions::{self, get, is_true},
     message::{Code, Outcome},
     names,
@@ -177,8 +178,7 @@ impl Children {
     }
 
     async fn run_of(&self, child: &Subagent, epoch: i64) -> SubagentRun {
-        let run = subagent_operator::subagent::inbox::run_name(child, epoch);
-        self.world.namespace.api().get(&run).await.expect("a run")
+        self.world.namespace.api().get(&run_name(child, epoch)).await.expect("a run")
     }
 
     /// Waits until the run of an activation has lost its second finalizer.
@@ -215,6 +215,10 @@ impl Children {
         operator.stop().await;
         self.world.finish().await;
     }
+}
+
+fn run_name(child: &Subagent, epoch: i64) -> String {
+    subagent_operator::subagent::inbox::run_name(child, epoch)
 }
 
 /// A message that queues.
@@ -481,6 +485,8 @@ async fn t5_r12_an_id_is_known_after_its_entry_was_pruned() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c47_a_deleted_child_goes_with_its_pod_and_its_session() {
     let (children, operator) = Children::new("deletion").await;
+    let namespace = &children.world.namespace;
+    let (kids, runs) = (History::<Subagent>::of(namespace).await, History::<SubagentRun>::of(namespace).await);
     let child = children.told("child", "one").await;
     children.settled("child").await;
     let stored = children.store().join(child.uid().expect("a UID"));
@@ -491,11 +497,19 @@ async fn c47_a_deleted_child_goes_with_its_pod_and_its_session() {
     let api = children.world.namespace.api::<Subagent>();
     api.delete("child", &DeleteParams::default()).await.expect("a deletion");
     children.gone("child").await;
-    let after: SubagentRun = children.run_of(&child, 2).await;
-    assert_eq!(after.uid(), run.uid());
-    let status = after.status.clone().expect("a status");
-    assert!(status.phase == Some(Phase::Cancelled) && run_has(&status, conditions::STOPPED), "{status:?}");
-    assert!(!after.finalizers().iter().any(|name| name == names::FOLD_FINALIZER));
+    // Nobody collects garbage here: its runs are deleted by the operator, as with `--cascade=orphan`.
+    for run in [run_name(&child, 1), run.name_any()] {
+        children.world.gone(&run).await;
+    }
+    let is_stopped = |seen: &SubagentRun| {
+        let status = seen.status.as_ref();
+        let is_over =
+            |status: &SubagentRunStatus| status.phase == Some(Phase::Cancelled) && run_has(status, conditions::STOPPED);
+        seen.uid() == run.uid() && status.is_some_and(is_over)
+    };
+    let stopped = runs.at("the run is stopped", |seen| is_stopped(&seen.object)).await;
+    let gone = kids.at("the child is gone", |seen| seen.is_gone).await;
+    assert!(stopped < gone, "the child left before its run was proven stopped");
     let left: Vec<_> = fs::read_dir(&stored).into_iter().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
     children.event("child", "Terminating").await;

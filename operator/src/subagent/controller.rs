@@ -55,6 +55,7 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
     let relatives = watching::changes::<Subagent>(&context, &scope, any(), relative_facts);
     let (waiting, above, beside, cache) = (reader.clone(), reader.clone(), reader.clone(), reader.clone());
     let (lost, found) = unbounded();
+    let lost_children = lost.clone();
     let stop = shutdown.clone();
     let controller = Controller::for_stream(children, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
@@ -65,13 +66,19 @@ pub async fn run(context: Context, scope: Scope, shutdown: CancellationToken) {
             }
             woken_by_run(&above, &run)
         })
-        .watches_stream(relatives, move |child: Subagent| woken_by_child(&beside, &child))
+        .watches_stream(relatives, move |child: Subagent| {
+            if let Some(gone) = orphans::gone(&child) {
+                let _ = lost_children.unbounded_send(gone);
+            }
+            woken_by_child(&beside, &child)
+        })
         .watches_stream(providers, move |provider: SubagentProvider| waiting_for(&waiting, &provider))
         .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, on_error, Arc::new(context.clone()))
         .for_each(|_| futures::future::ready(()));
+    let known = cache.clone();
     let controller = watching::until_stopped(controller, cache, &shutdown);
-    tokio::join!(controller, orphans::clean_up(&context, found, &shutdown));
+    tokio::join!(controller, orphans::clean_up(&context, &scope, &known, found, &shutdown));
 }
 
 /// What the cache keeps of a child: no messages and no texts.

@@ -26,6 +26,9 @@ pub const SETTLED: &str = "Settled";
 pub const RESUMABLE: &str = "Resumable";
 /// Child: `False` while a part of the memory of its messages' ids is gone; absent while that never happened.
 pub const MEMORY_WHOLE: &str = "MemoryWhole";
+/// Child: `False` while messages that are over do not leave the inbox, because what remembers their ids cannot be stored; absent
+/// while that never happened.
+pub const INBOX_PRUNED: &str = "InboxPruned";
 /// Child: the name of an activation's run was taken by a foreign object, so its number was skipped; `False` once a later
 /// activation has its run. Absent while that never happened.
 pub const NUMBER_SKIPPED: &str = "NumberSkipped";

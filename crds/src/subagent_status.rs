@@ -39,8 +39,9 @@ pub struct SubagentStatus {
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
     /// conditions: Accepted, Active, Settled, Resumable, and where they apply WorkspaceCreated (the claim of spec.workspace was
-    /// created), NumberSkipped (a foreign object has the name of an activation; False once a later one has its run) and MemoryWhole
-    /// (False: a part of the memory of ids is missing, and no new id is taken).
+    /// created), NumberSkipped (a foreign object has the name of an activation; False once a later one has its run), MemoryWhole
+    /// (False: a part of the memory of ids is missing, and no new id is taken) and InboxPruned (False: what remembers the ids of
+    /// messages that are over cannot be stored, so they do not leave the inbox).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,

@@ -137,7 +137,7 @@ pub async fn apply(context: &Context, world: &World, step: Step, now: Timestamp)
             }
             Ok(Applied::Changed)
         }
-        Step::Remember(ids) => remember(context, world, &children, &ids).await,
+        Step::Remember(ids) => remember(context, world, &children, &ids, now).await,
         Step::Prune(ids) => Ok(Applied::Child(Box::new(prune(&children, child, &ids).await?))),
         Step::StopChildren => {
             let deleting_since = child.metadata.deletion_timestamp.as_ref().map(|time| time.0);
@@ -310,15 +310,29 @@ async fn remember(
     world: &World,
     children: &Api<Subagent>,
     ids: &[String],
+    now: Timestamp,
 ) -> Result<Applied, Error> {
     let (child, memory) = (&world.child, world.memory.clone().unwrap_or_default());
     let old = child.status.clone().unwrap_or_default();
     let batch = memory::Segment::of(old.messages.iter().filter(|message| ids.contains(&message.id)));
     let addition = memory.with(batch);
     let mut listed = addition.kept;
-    listed.push(memory::store(&context.client, child, &addition.segment).await?);
+    match memory::store(&context.client, child, &addition.segment).await {
+        Ok(stored) => listed.push(stored),
+        Err(memory::StoreError::Write(WriteError::Refused { status: why, .. }))
+            if !api::is_namespace_terminating(&why) =>
+        {
+            let new = status::not_remembered(child, api::is_quota(&why), &why.message, now);
+            if new == old {
+                return Ok(Applied::Done(Some(REFUSED_RETRY)));
+            }
+            let written = Box::new(write_status(context, children, child, &new).await?);
+            return Ok(Applied::Rests(written, REFUSED_RETRY));
+        }
+        Err(error) => return Err(error.into()),
+    }
     context.metrics.wrote("subagent", "configmap");
-    let new = status::remembering(&old, listed, addition.count);
+    let new = status::remembering(child, listed, addition.count, now);
     let written = write_status(context, children, child, &new).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(context.client.clone(), &child.namespace().unwrap_or_default());
     for part in addition.merged {

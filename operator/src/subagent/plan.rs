@@ -302,12 +302,13 @@ fn carry_out(world: &World, status: &SubagentStatus, now: Timestamp) -> Step {
     if deleting.is_some() {
         return let_go(world, status);
     }
-    if let Some(step) = make_room(world) {
-        return step;
-    }
+    // First what makes room: a full quota of ConfigMaps may be full of theirs.
     let surplus = pruning::surplus(child, status, world.past.as_deref().unwrap_or_default());
     if !surplus.is_empty() {
         return Step::DeleteRuns(surplus.into_iter().cloned().collect());
+    }
+    if let Some(step) = make_room(world) {
+        return step;
     }
     let telling = status.cancelling_descendants.then_some(TELL_AGAIN);
     Step::Wait([residency(child, status, now), waiting(status), telling].into_iter().flatten().min())

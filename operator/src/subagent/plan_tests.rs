@@ -899,7 +899,10 @@ mod deletion {
 
 mod room {
     use super::*;
-    use crate::subagent::memory::Memory;
+    use crate::subagent::{
+        memory::Memory,
+        status::{not_remembered, remembering},
+    };
 
     fn full() -> World {
         let mut world = settled();
@@ -924,6 +927,25 @@ mod room {
         world.child.spec.messages.retain(|entry| !ids.contains(&entry.id));
         assert_eq!(settle(&mut world, 9), Step::Wait(None));
         assert_eq!(status(&world).messages.len(), 32);
+    }
+
+    /// N1: a full quota of ConfigMaps is shown with what to do, once, and its end, too.
+    #[test]
+    fn n1_r12_ids_that_cannot_be_stored_are_shown_with_why() {
+        let mut world = full();
+        assert!(matches!(settle(&mut world, 9), Step::Remember(_)));
+        let refused = |world: &World| not_remembered(&world.child, true, "exceeded quota: q", at(10));
+        world.child.status = Some(refused(&world));
+        let pruned = conditions::get(&status(&world).conditions, conditions::INBOX_PRUNED).unwrap();
+        assert_eq!((pruned.status.as_str(), pruned.reason.as_str()), ("False", "QuotaExceeded"));
+        assert!(
+            pruned.message.contains("raise the quota of ConfigMaps") && pruned.message.contains("exceeded quota: q")
+        );
+        assert_eq!(refused(&world), *status(&world), "nothing is written while nothing changes");
+        assert!(matches!(settle(&mut world, 20), Step::Remember(_)), "tried again");
+        let stored = remembering(&world.child, vec!["s".into()], 28, at(21));
+        assert_eq!(condition(&stored, "InboxPruned").0, "True");
+        assert_eq!(stored.seen_ids.unwrap().count, 28);
     }
 
     /// R12: new ids are refused, a condition names what is lost, and what was refused leaves as ever: however many come, each

@@ -275,8 +275,29 @@ fn leave_out_remembered(child: &Subagent, memory: Option<&Memory>, new: &mut Sub
 }
 
 /// Which ids are remembered from now on.
-pub fn remembering(old: &SubagentStatus, listed: Vec<String>, count: i64) -> SubagentStatus {
-    SubagentStatus { seen_ids: Some(SeenIds { count, config_maps: listed }), ..old.clone() }
+pub fn remembering(child: &Subagent, listed: Vec<String>, count: i64, now: Timestamp) -> SubagentStatus {
+    let mut new = child.status.clone().unwrap_or_default();
+    new.seen_ids = Some(SeenIds { count, config_maps: listed });
+    if conditions::get(&new.conditions, conditions::INBOX_PRUNED).is_some() {
+        conditions_of(child, &mut new, now).set(conditions::INBOX_PRUNED, true, "Stored", "the ids are stored");
+    }
+    new
+}
+
+/// The API server takes no ConfigMap for the ids of messages that are over. That is shown and tried again.
+pub fn not_remembered(child: &Subagent, is_quota: bool, why: &str, now: Timestamp) -> SubagentStatus {
+    let mut new = child.status.clone().unwrap_or_default();
+    let (reason, remedy) = match is_quota {
+        true => (Reason::QuotaExceeded.as_str(), "raise the quota of ConfigMaps, or remove some"),
+        false => ("Refused", "correct the admission policy or webhook it names"),
+    };
+    let text = format!(
+        "messages that are over do not leave the inbox, which has room for {}: the ConfigMap that remembers their ids is refused; \
+         {remedy}; it is tried again: {why}",
+        bounds::INBOX
+    );
+    conditions_of(child, &mut new, now).set(conditions::INBOX_PRUNED, false, reason, &text);
+    new
 }
 
 /// What a step means for the activation.

@@ -868,6 +868,34 @@ async fn c36_c50_an_activation_removed_by_force_is_proven_stopped_before_the_nex
     children.finish(operator).await;
 }
 
+/// c50: the release annotation of a run that was removed by force went with it, so the child's counts: the message names the
+/// command, and the next activation begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c50_the_pod_of_an_activation_removed_by_force_is_released_on_its_child() {
+    let (children, operator) = Children::new("released").await;
+    children.told("child", "!hang").await;
+    children.until("child", "at work", is_at_work).await;
+    children.world.node.report_ends(false);
+    let run = children.run("child", 1).await;
+    let pod = children.world.namespace.api::<Pod>().get(&pod_name(&run, 1)).await.expect("a pod").uid().expect("a UID");
+    let runs = children.world.namespace.api::<SubagentRun>();
+    runs.delete(&run.name_any(), &DeleteParams::default()).await.expect("a deletion");
+    let none = json!({"metadata": {"finalizers": null}});
+    runs.patch(&run.name_any(), &PatchParams::default(), &Patch::Merge(&none)).await.expect("a patch");
+    let release = format!("{}={pod}", names::RELEASE_ANNOTATION);
+    let names_release =
+        |status: &SubagentStatus| status.message.as_ref().is_some_and(|message| message.ends_with(&release));
+    children.until("child", "names the command", names_release).await;
+    let released = json!({"metadata": {"annotations": {names::RELEASE_ANNOTATION: pod}}});
+    let api = children.world.namespace.api::<Subagent>();
+    api.patch("child", &PatchParams::default(), &Patch::Merge(&released)).await.expect("a patch");
+    let is_over = |status: &SubagentStatus| status.activation.is_none();
+    let status = children.until("child", "its activation is over", is_over).await;
+    assert_eq!(status.reason.as_deref(), Some("WorkerLost"));
+    children.world.node.report_ends(true);
+    children.finish(operator).await;
+}
+
 /// c34: without a store no child is taken, and nothing is left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c34_without_a_session_store_a_child_is_refused() {

@@ -321,13 +321,32 @@ pub struct ChildTurn {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub preview: Option<String>,
-    /// output is where the whole output is kept, when the preview does not hold it.
+    /// output is where the whole output is kept, when the preview does not hold its text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<TurnOutput>,
+    /// besideText is where the content that is not text is kept, when the preview holds the whole text. It has a field of its
+    /// own because an operator of the version before reads no output without ref.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside_text: Option<TurnOutput>,
     /// at is when it ended. RFC 3339.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub at: String,
+}
+
+impl ChildTurn {
+    /// Says where its whole output is kept, unless that is said already.
+    pub fn point_to(&mut self, output: &TurnOutput) {
+        if self.output.is_none() && self.beside_text.is_none() {
+            let place = if output.ref_.is_some() { &mut self.output } else { &mut self.beside_text };
+            *place = Some(output.clone());
+        }
+    }
+
+    /// What its preview does not hold of its output.
+    pub fn kept(&self) -> Option<&TurnOutput> {
+        self.output.as_ref().or(self.beside_text.as_ref())
+    }
 }
 
 /// The checkpoint that the next activation resumes from.

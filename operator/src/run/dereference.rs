@@ -60,7 +60,7 @@ pub async fn around(context: &Context, run: SubagentRun) -> Result<World, ReadEr
     }
     if status.pod_uid.is_none() {
         world.child = child(client, &namespace, &world.run).await?;
-        if status.attempt.is_some() {
+        if wants_pod(&world.run, &status) {
             world.lost_workspace = lost_workspace(client, &namespace, &world.child).await?;
         }
         if status.attempt.is_none() && activation::is_gone(&world.provider) {
@@ -107,6 +107,13 @@ async fn child(client: &Client, namespace: &str, run: &SubagentRun) -> Result<Ch
         Err(error) if error.is_undecodable() => Ok(Child::Undecodable(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the next thing may be a pod. One that is to stop gets none, and in a namespace that goes away the right to read its
+/// claim may go first.
+fn wants_pod(run: &SubagentRun, status: &subagent_crds::SubagentRunStatus) -> bool {
+    let is_to_stop = status.stopping.is_some() || run.spec.cancel || run.metadata.deletion_timestamp.is_some();
+    status.attempt.is_some() && !is_to_stop
 }
 
 /// Why what has the name of the claim of a child's workspace does not hold its files.
@@ -228,4 +235,28 @@ fn graces(pod: Option<&Pod>) -> Duration {
         .unwrap_or_default();
     let seconds = stop.cancel_grace_seconds + stop.eof_grace_seconds + stop.term_grace_seconds;
     Duration::from_secs(seconds.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    /// D9, c40: the claim is read before each pod, and for nothing else.
+    #[rstest]
+    #[case::waits(json!({}), json!({"attempt": 1}), true)]
+    #[case::not_accepted(json!({}), json!({}), false)]
+    #[case::stopping(json!({}), json!({"attempt": 1, "stopping": {"reason": "Cancelled", "at": "2026-01-01T00:00:00Z"}}), false)]
+    #[case::cancelled(json!({"spec": {"cancel": true}}), json!({"attempt": 1}), false)]
+    #[case::deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), json!({"attempt": 1}), false)]
+    fn c40_the_claim_of_a_run_that_stops_is_not_read(
+        #[case] extra: Value,
+        #[case] status: Value,
+        #[case] expected: bool,
+    ) {
+        let run = super::super::plan_tests::run(super::super::plan_tests::merged(extra, json!({"status": status})));
+        let status = run.status.clone().unwrap_or_default();
+        assert_eq!(wants_pod(&run, &status), expected);
+    }
 }

@@ -398,15 +398,19 @@ impl<'a> Inbox<'a> {
                 break;
             }
             let stop_reason = turn.stop_reason.clone().filter(|_| finished).unwrap_or_else(|| INTERRUPTED.to_owned());
-            let told = ChildTurn {
+            let mut told = ChildTurn {
                 epoch,
                 turn: turn.turn,
                 message_id: turn.message_id.clone().unwrap_or_default(),
                 stop_reason,
                 preview: turn.preview.clone(),
-                output: turn.output.clone(),
+                output: None,
+                beside_text: None,
                 at: turn.finished_at.clone().unwrap_or_default(),
             };
+            if let Some(output) = &turn.output {
+                told.point_to(output);
+            }
             // Of one that failed or was cancelled the session may know nothing: an empty one is not a lost one then (c40).
             if told.stop_reason == StopReason::Completed.as_str() && turn.turn <= checkpointed {
                 self.new.completed_turns += 1;

@@ -13,14 +13,14 @@ use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, Preconditions},
 };
-use subagent_crds::{SubagentRun, SubagentStatus, report::TurnOutput};
+use subagent_crds::{SubagentRun, SubagentStatus, report::TurnOutput, subagent_status::ChildTurn};
 
 /// Names of the ConfigMaps of those turns of the current activation that leave the list.
 pub fn leaving(old: &SubagentStatus, new: &SubagentStatus) -> Vec<String> {
     let epoch = old.activation.as_ref().map(|activation| activation.epoch);
     let is_listed = |epoch, turn| new.turns.iter().any(|kept| (kept.epoch, kept.turn) == (epoch, turn));
     let gone = old.turns.iter().filter(|turn| Some(turn.epoch) == epoch && !is_listed(turn.epoch, turn.turn));
-    gone.filter_map(|turn| turn.output.as_ref()).flat_map(config_maps).collect()
+    gone.filter_map(ChildTurn::kept).flat_map(config_maps).collect()
 }
 
 fn config_maps(output: &TurnOutput) -> Vec<String> {
@@ -72,7 +72,7 @@ mod tests {
             {"epoch": 2, "turn": 1},
             {"epoch": 2, "turn": 2, "output": text},
             {"epoch": 2, "turn": 3, "output": both},
-            {"epoch": 2, "turn": 4, "output": blocks},
+            {"epoch": 2, "turn": 4, "besideText": blocks},
             {"epoch": 2, "turn": 5, "output": {"ref": "kept", "chunks": 1, "sha256": "", "size": 9}},
         ]));
         let mut new = old.clone();

@@ -201,7 +201,8 @@ pub fn next(world: &World, now: Timestamp) -> Step {
     if new == old {
         return carry_out(world, &old, now);
     }
-    let leaving = outputs::leaving(&old, &new);
+    // Those of a child that is being deleted go by garbage collection. With its namespace the right to remove them may go first.
+    let leaving = if deleting { vec![] } else { outputs::leaving(&old, &new) };
     if leaving.is_empty() { Step::Status(Box::new(new)) } else { Step::Shed(leaving, Box::new(new)) }
 }
 

@@ -445,6 +445,27 @@ fn c31_every_turn_says_where_its_output_is() {
     assert_eq!(told(status(&world)), [output(1), output(2), output(2)]);
 }
 
+/// C7: the version before reads an output with a ref, or none at all; a child with another would not decode there.
+#[test]
+fn c7_what_is_kept_beside_a_short_text_has_a_field_of_its_own() {
+    let mut world = started();
+    settle(&mut world, 2);
+    let blocks = json!({"ref": "b", "chunks": 1, "sha256": "cd", "size": 9});
+    let output = json!({"sha256": "ab", "size": 3, "otherBlocks": 1, "blocks": blocks});
+    let turn = json!({"turn": 1, "messageID": "m1", "stopReason": "Completed", "finishedAt": "t", "output": output});
+    report(&mut world, merged(done_turn(), json!({"turns": [turn]})));
+    settle(&mut world, 3);
+    for told in status(&world).turns.iter().chain(&status(&world).last_result) {
+        assert_eq!((json!(told)["output"].clone(), json!(told)["besideText"].clone()), (Value::Null, output.clone()));
+    }
+    over(&mut world, "Completed", "Completed");
+    let result = merged(json!({"podUID": "pod", "text": "abc"}), output.clone());
+    run_of(&mut world).status.as_mut().unwrap().result = Some(serde_json::from_value(result).unwrap());
+    settle(&mut world, 4);
+    let told = &status(&world).turns[0];
+    assert_eq!((&told.output, json!(told.kept())), (&None, output));
+}
+
 /// T5: what an activation keeps is bounded; a turn leaves the list with what it had left, which goes first.
 #[test]
 fn t5_a_turn_leaves_the_list_after_its_output() {
@@ -468,6 +489,12 @@ fn t5_a_turn_leaves_the_list_after_its_output() {
         matches!(next(&world, at(4)), Step::Shed(again, _) if again == removed),
         "after a crash the same once more"
     );
+    // In a namespace that goes away the right to remove them may be gone first, and garbage collection takes them anyway.
+    let deleted = child(json!({"metadata": {"deletionTimestamp": CREATED}})).metadata.deletion_timestamp;
+    world.child.metadata.deletion_timestamp = deleted;
+    let Step::Status(told) = next(&world, at(4)) else { panic!("nothing but a status") };
+    assert_eq!((told.turns.len(), told.turns[0].turn), (32, 3));
+    world.child.metadata.deletion_timestamp = None;
     world.child.status = Some(*stored);
     assert!(!matches!(next(&world, at(4)), Step::Shed(..)));
 }

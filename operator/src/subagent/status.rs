@@ -254,7 +254,7 @@ fn point_to_output(run: &SubagentRun, old: &SubagentStatus, new: &mut SubagentSt
     };
     for turn in [new.turns.last_mut(), new.last_result.as_mut()].into_iter().flatten() {
         if Some(turn.epoch) == epoch {
-            turn.output.get_or_insert_with(|| output.clone());
+            turn.point_to(&output);
         }
     }
 }

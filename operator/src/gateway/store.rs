@@ -27,7 +27,7 @@ use kube::{
 use serde_json::{Value, json};
 use subagent_crds::{
     StopReason, SubagentRun, bounds, conditions, names,
-    report::{Checkpoint, OtherContent, Report, RunResult, Transcript, TranscriptSource, TurnOutput},
+    report::{OtherContent, Report, RunResult, Transcript, TranscriptSource, TurnOutput},
 };
 use subagent_link::RefusalReason;
 
@@ -43,10 +43,6 @@ impl Stored {
     pub fn of(run: &SubagentRun) -> Self {
         let Some(status) = &run.status else { return Self::default() };
         Self { report: status.report.clone(), result: status.result.clone(), transcript: status.transcript.clone() }
-    }
-
-    fn has_checkpoint(&self, checkpoint: &Checkpoint) -> bool {
-        self.report.as_ref().and_then(|report| report.checkpoint.as_ref()) == Some(checkpoint)
     }
 
     /// Highest stored sequence number of an attempt, 0 without one.
@@ -65,6 +61,16 @@ impl Stored {
                 && known.blocks.as_ref().map(digest)
                     == reported.blocks.as_ref().map(|blocks| (blocks.sha256.clone(), blocks.size))
         })
+    }
+
+    /// Whether the stored report says that the turn's output is lost: it is over without one and did not complete. One that
+    /// completed may have been stored by an older gateway, which knows no outputs.
+    fn is_lost(&self, attempt: i32, reported: &ReportedOutput) -> bool {
+        let report = self.report.as_ref().filter(|report| report.attempt == attempt);
+        let turn = report.and_then(|report| report.turns.iter().find(|turn| turn.turn == reported.turn));
+        turn.filter(|turn| turn.output.is_none())
+            .and_then(|turn| turn.stop_reason.as_deref())
+            .is_some_and(|ended| ended != StopReason::Completed.as_str())
     }
 
     /// What the fields are after a report. What it does not bring stays, also from an earlier attempt: that is the
@@ -185,7 +191,6 @@ impl Gateway {
             }
         };
         let seq = pending.report.seq;
-        let checkpoint = pending.report.checkpoint.clone().filter(|new| !stored.has_checkpoint(new));
         let fields = stored.with(with_outputs(pending.report, outputs), result, transcript);
         let runs: Api<SubagentRun> = Api::namespaced(self.client.clone(), &place.namespace);
         // Force, because a field may be shared: a controller archives the log of a worker that could not.
@@ -197,10 +202,6 @@ impl Gateway {
                 self.metrics.wrote("gateway", "status");
                 self.metrics.reports_stored.inc();
                 self.metrics.report_store_seconds.observe(pending.arrived.elapsed().as_secs_f64());
-                if let Some(checkpoint) = checkpoint {
-                    self.metrics.checkpoints_stored.inc();
-                    self.metrics.checkpoint_bytes.inc_by(u64::try_from(checkpoint.size).unwrap_or(0));
-                }
                 tracing::debug!(namespace = place.namespace, run = place.run_name, seq, "report stored");
                 Ok(Stored::of(&run))
             }
@@ -229,7 +230,7 @@ impl Gateway {
     }
 
     /// The outputs of turns as they go into the report, `None` for one that is not there whole. One that a report names already
-    /// was proven then, and does not change.
+    /// was proven then, and does not change; nor does one that is lost, which was said then.
     async fn outputs(
         &self,
         place: &Place,
@@ -242,6 +243,7 @@ impl Gateway {
             let known = stored.output(place.claim.attempt, &output).cloned();
             let output = match known {
                 Some(known) => Some(known),
+                None if stored.is_lost(place.claim.attempt, &output) => None,
                 None => self.proven_output(place, output).await?,
             };
             outputs.push((turn, output));
@@ -442,6 +444,26 @@ mod tests {
         let report = with_turns(serde_json::json!([{"turn": 1, "output": named}]));
         let stored = Stored { report: Some(report), ..Stored::default() };
         assert_eq!(stored.output(attempt, &reported).is_some(), is_known);
+    }
+
+    /// T8: that an output is lost is looked into, and said, once.
+    #[rstest]
+    #[case::lost(1, json!({"stopReason": "Error"}), true)]
+    #[case::lost_and_refused(1, json!({"stopReason": "Refusal"}), true)]
+    #[case::of_an_older_gateway(1, json!({"stopReason": "Completed"}), false)]
+    #[case::not_over(1, json!({}), false)]
+    #[case::stored(1, json!({"stopReason": "Error", "output": {"sha256": "ab", "size": 1}}), false)]
+    #[case::another_attempt(2, json!({"stopReason": "Error"}), false)]
+    fn t8_an_output_that_is_lost_is_not_looked_for_again(
+        #[case] attempt: i32,
+        #[case] turn: Value,
+        #[case] lost: bool,
+    ) {
+        let mut told = json!([{"turn": 1}]);
+        told[0].as_object_mut().unwrap().extend(turn.as_object().unwrap().clone());
+        let stored = Stored { report: Some(with_turns(told)), ..Stored::default() };
+        assert_eq!(stored.is_lost(attempt, &output(1, "ab")), lost);
+        assert!(!stored.is_lost(attempt, &output(2, "ab")));
     }
 
     #[test]

@@ -15,6 +15,13 @@ pub fn count(metrics: &Metrics, world: &World, written: &Subagent) {
         let entry = world.child.spec.messages.iter().find(|entry| entry.id == message.id);
         metrics.message(entry.map(|entry| entry.delivery), message.outcome, message.code);
     }
+    // Here and not when a report names it: two replicas of the gateway may store the same report.
+    let taken =
+        |status: &SubagentStatus| status.checkpoint.as_ref().map(|checkpoint| (checkpoint.epoch, checkpoint.turn));
+    if let Some(checkpoint) = new.checkpoint.as_ref().filter(|_| taken(new) > taken(&old)) {
+        metrics.checkpoints_stored.inc();
+        metrics.checkpoint_bytes.inc_by(u64::try_from(checkpoint.size).unwrap_or(0));
+    }
     // One whose number was skipped goes on under another.
     let is_skipped = matches!(world.run, Run::Foreign) && new.activation.is_some();
     if is_skipped {
@@ -66,7 +73,14 @@ mod tests {
     fn counted(metrics: &Metrics) -> Vec<String> {
         let text = metrics.encode().unwrap();
         let ours = |line: &&str| {
-            ["subagents_messages_total", "subagents_activations_"].iter().any(|name| line.starts_with(name))
+            [
+                "subagents_messages_total",
+                "subagents_activations_",
+                "subagents_checkpoints_",
+                "subagents_checkpoint_bytes",
+            ]
+            .iter()
+            .any(|name| line.starts_with(name))
         };
         text.lines().filter(ours).filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect()
     }
@@ -124,6 +138,11 @@ mod tests {
         json!({"epochs": 5, "activation": {"epoch": 5, "runName": "r"}}),
         json!({"epochs": 6, "activation": {"epoch": 6, "runName": "s"}}),
         &["subagents_activations_begun_total 1", r#"subagents_activations_ended_total{reason="Cancelled"} 1"#],
+    )]
+    #[case::checkpoint_taken(
+        json!({"checkpoint": {"key": "k", "digest": "d", "size": 9, "epoch": 1, "turn": 2}}),
+        json!({"checkpoint": {"key": "l", "digest": "e", "size": 5, "epoch": 2, "turn": 1}}),
+        &["subagents_checkpoints_stored_total 1", "subagents_checkpoint_bytes_total 5"],
     )]
     fn t8_a_stored_transition_is_counted_once(#[case] old: Value, #[case] new: Value, #[case] expected: &[&str]) {
         let (metrics, before, after) = (Metrics::new(), with(&old), with(&new));

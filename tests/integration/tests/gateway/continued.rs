@@ -96,11 +96,6 @@ async fn c40_c41_a_session_goes_through_the_store_into_another_pod() {
     assert_eq!(second.turns[0].preview.as_deref(), Some("turns before: 1"));
     assert_eq!(second.checkpoint.as_ref().map(|kept| kept.key.split('/').nth(1) == Some("2")), Some(true));
 
-    // T8: each is counted once, however many reports name it.
-    let metrics = &world.replica.metrics;
-    let bytes: i64 = [&first, &second].into_iter().flat_map(|report| &report.checkpoint).map(|kept| kept.size).sum();
-    assert_eq!((metrics.checkpoints_stored.get(), metrics.checkpoint_bytes.get()), (2, bytes.unsigned_abs()));
-
     // R10: and without its checkpoint it is no other child.
     clear(state.path());
     fs::remove_file(store.path().join(&second.checkpoint.as_ref().expect("a checkpoint").key)).expect("it is there");

@@ -289,9 +289,22 @@ pub fn working_dir(template: &Value) -> &str {
     own.filter(|dir| !dir.is_empty()).unwrap_or(subagent_link::DEFAULT_CWD)
 }
 
+/// Why there is no place for a workspace, which is mounted at the agent's working directory, if there is none.
+pub fn refuses_workspace(template: &Value) -> Option<String> {
+    let (dir, agent) = (working_dir(template), "its spec.template.spec.containers[agent]");
+    if covers_pod_dir(dir) {
+        return Some(format!(
+            "{agent}.workingDir is {dir}, and a workspace that is mounted there would hide the worker"
+        ));
+    }
+    let path = brings_working_dir(template)?;
+    let brings = format!("{agent}.volumeMounts[{path}] brings the working directory {dir} itself");
+    Some(format!("{brings}, and a workspace is mounted there"))
+}
+
 /// Where the template mounts what the agent's working directory is in, if it does: at that folder or above it. A volume that is
 /// mounted there, too, would hide that.
-pub fn brings_working_dir(template: &Value) -> Option<&str> {
+fn brings_working_dir(template: &Value) -> Option<&str> {
     let dir = normal(working_dir(template));
     let mounts = agent(template).and_then(|agent| agent["volumeMounts"].as_array()).into_iter().flatten();
     mounts.filter_map(|mount| mount["mountPath"].as_str()).find(|path| dir.starts_with(&normal(path)))
@@ -388,5 +401,21 @@ mod tests {
             template["spec"]["containers"][0][field] = value.clone();
         }
         assert_eq!(brings_working_dir(&template), expected);
+        assert_eq!(refuses_workspace(&template).is_some(), expected.is_some());
+    }
+
+    /// A claim there would be mounted over everything, or over the worker.
+    #[rstest]
+    #[case("/", true)]
+    #[case("/src/..", true)]
+    #[case("/subagents/bin", true)]
+    #[case("/src", false)]
+    fn c7_a_working_directory_that_holds_the_worker_is_no_place_for_a_workspace(
+        #[case] dir: &str,
+        #[case] is_refused: bool,
+    ) {
+        let mut template = template();
+        template["spec"]["containers"][0]["workingDir"] = dir.into();
+        assert_eq!(refuses_workspace(&template).is_some(), is_refused);
     }
 }

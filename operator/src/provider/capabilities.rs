@@ -50,7 +50,7 @@ pub fn of(spec: &SubagentProviderSpec, agent: Option<&Agent>) -> Vec<String> {
     let known = advertised().filter(|name| ADVERTISED.contains(name));
     let continues = advertised().any(|name| ["LoadSession", "ResumeSession"].contains(&name));
     let continues = (continues && spec.session_state.is_some()).then_some(CONTINUATION);
-    let keeps_files = continues.filter(|_| template::brings_working_dir(&spec.template).is_none()).map(|_| WORKSPACE);
+    let keeps_files = continues.filter(|_| template::refuses_workspace(&spec.template).is_none()).map(|_| WORKSPACE);
     let own = OF_EVERY_AGENT.iter().copied().chain(continues).chain(keeps_files);
     own.chain(known).map(ToOwned::to_owned).collect()
 }

@@ -5,7 +5,7 @@
 
 use super::placing;
 use crate::{
-    api::{self, ReadError, WriteError},
+    api::{ReadError, WriteError},
     context::Context,
     naming,
     pod::template,
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::{ResourceExt, api::PostParams};
+use kube::{ResourceExt, api::PostParams, core::Status};
 use serde_json::{Value, json};
 use subagent_crds::{Reason, Subagent, SubagentProvider, subagent_status::ChildWorkspace};
 
@@ -85,13 +85,7 @@ pub fn capability(provider: &SubagentProvider) -> Result<(), Verdict> {
         return Ok(());
     }
     let name = provider.name_any();
-    let why = template::brings_working_dir(&provider.spec.template).map_or_else(String::new, |path| {
-        let dir = template::working_dir(&provider.spec.template);
-        format!(
-            ": its spec.template.spec.containers[agent].volumeMounts[{path}] brings the working directory {dir} itself, and a \
-             workspace is mounted there"
-        )
-    });
+    let why = template::refuses_workspace(&provider.spec.template).map_or_else(String::new, |why| format!(": {why}"));
     let message = format!(
         "SubagentProvider {name} has no capability {WORKSPACE}, which spec.workspace asks for{why}; leave spec.workspace out, \
          or choose a provider whose status.capabilities lists it"
@@ -99,27 +93,33 @@ pub fn capability(provider: &SubagentProvider) -> Result<(), Verdict> {
     Err(refuse(Reason::UnsupportedCapability, message))
 }
 
-/// Asks the API server, with all its admission, whether it would take the claim of a child. What it says against it.
+/// Asks the API server, with all its admission, whether it would take the claim of a child. What it says against it, when that
+/// will not change. What may pass, or is the matter of others, shows when the claim is created.
 ///
 /// # Errors
-/// When it does not answer.
+/// When it cannot be asked.
 pub async fn refused(context: &Context, child: &Subagent) -> Result<Option<String>, ReadError> {
     let Some(claim) = claim(child) else { return Ok(None) };
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let namespace = child.namespace().unwrap_or_default();
     match create_with::<PersistentVolumeClaim>(context, &namespace, claim, &params).await {
-        // The name, the quota and a namespace that goes away are no matter of the template.
-        Err(WriteError::Refused { status, .. })
-            if status.reason != "AlreadyExists"
-                && !api::is_quota(&status)
-                && !api::is_namespace_terminating(&status) =>
-        {
-            Ok(Some(status.message.clone()))
+        Err(WriteError::Refused { status, .. }) if is_of_template(&status) => Ok(Some(status.message.clone())),
+        // What a webhook that does not answer leads to.
+        Err(WriteError::Call { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 500) => {
+            Ok(None)
         }
         Ok(_) | Err(WriteError::Refused { .. } | WriteError::Gone(_) | WriteError::Conflict(_)) => Ok(None),
         Err(WriteError::Call { what, source }) => Err(ReadError::Call { what, source }),
         Err(WriteError::Timeout(what)) => Err(ReadError::Timeout(what)),
     }
+}
+
+/// Whether a refusal is of what a child's template says: of its form, or by a LimitRange, which has no reason of its own, only
+/// words. Another 403 may be of the operator's rights, of a quota or of a policy on anything.
+fn is_of_template(status: &Status) -> bool {
+    let is_limit =
+        || ["maximum", "minimum"].iter().any(|bound| status.message.contains(&format!("{bound} storage usage per")));
+    matches!(status.code, 400 | 422) || status.code == 403 && is_limit()
 }
 
 #[cfg(test)]
@@ -189,6 +189,36 @@ mod tests {
         }
     }
 
+    /// c40: what will not change is for the child's author, everything else shows when the claim is created.
+    #[rstest]
+    #[case::form(422, "PersistentVolumeClaim \"c\" is invalid: spec.accessModes: Unsupported value", true)]
+    #[case::bad_request(400, "PersistentVolumeClaim in version \"v1\" cannot be handled", true)]
+    #[case::limit(
+        403,
+        "persistentvolumeclaims \"c\" is forbidden: maximum storage usage per PersistentVolumeClaim is 1Gi, but request is 2Gi",
+        true
+    )]
+    #[case::right(
+        403,
+        "persistentvolumeclaims is forbidden: User \"o\" cannot create resource \"persistentvolumeclaims\"",
+        false
+    )]
+    #[case::policy(
+        403,
+        "ValidatingAdmissionPolicy 'team' with binding 'team' denied request: a label is missing",
+        false
+    )]
+    #[case::quota(403, "persistentvolumeclaims \"c\" is forbidden: exceeded quota: q", false)]
+    #[case::name(409, "persistentvolumeclaims \"c\" already exists", false)]
+    fn c40_only_what_the_template_says_is_refused_for_good(
+        #[case] code: u16,
+        #[case] message: &str,
+        #[case] expected: bool,
+    ) {
+        let status = Status { code, message: message.into(), ..Status::default() };
+        assert_eq!(is_of_template(&status), expected);
+    }
+
     #[test]
     fn c7_a_provider_without_a_place_for_it_is_named_with_the_field() {
         let mount = json!([{"name": "v", "mountPath": "/workspace"}]);
@@ -201,6 +231,10 @@ mod tests {
         {
             assert!(refusal.message.contains(words), "{words}: {}", refusal.message);
         }
+        let template = json!({"spec": {"containers": [{"name": "agent", "workingDir": "/"}]}});
+        let all = provider(json!({"spec": {"template": template}}));
+        let Err(Verdict::Refused(refusal)) = capability(all.found().unwrap()) else { panic!("a refusal") };
+        assert!(refusal.message.contains("containers[agent].workingDir is /, "), "{}", refusal.message);
         let free = provider(json!({"status": {"capabilities": [WORKSPACE]}}));
         assert!(capability(free.found().unwrap()).is_ok());
     }

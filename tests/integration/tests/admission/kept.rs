@@ -121,10 +121,24 @@ async fn d2_only_the_operator_removes_revisions_and_archives() {
         &["ConfigMap kept: it holds the result or the transcript of a run", "delete the SubagentRun instead"],
     );
     let claims = |client: &Client| -> Api<PersistentVolumeClaim> { Api::namespaced(client.clone(), ns) };
-    let claim = scene.claim(json!({"name": "kept", "labels": {names::SUBAGENT_UID_LABEL: "u"}}));
+    let labels = json!({names::SUBAGENT_UID_LABEL: "u"});
+    let owner = json!([{"apiVersion": "subagents.dev/v1alpha1", "kind": "Subagent", "name": "child", "uid": "u"}]);
+    let claim = scene.claim(json!({"name": "kept", "labels": labels, "ownerReferences": owner}));
     claims(&operator).create(&PostParams::default(), &claim).await.expect("the operator's claim");
     let refused = claims(&tenant).delete("kept", &forced).await.map_err(message);
     told(refused, &["PersistentVolumeClaim kept: it holds the files of a child", "delete the Subagent instead"]);
+    // What `kubectl delete subagent --cascade=orphan` leaves: there is no child any more that it could go with.
+    let orphaned = scene.claim(json!({"name": "orphaned", "labels": labels}));
+    claims(&operator).create(&PostParams::default(), &orphaned).await.expect("an orphaned claim");
+    claims(&tenant).delete("orphaned", &DeleteParams::default()).await.expect("a claim that is nobody's");
+    patch::<PersistentVolumeClaim>(
+        &garbage_collector().await,
+        &scene,
+        "orphaned",
+        json!({"metadata": {"finalizers": null}}),
+    )
+    .await
+    .expect("a controller's release");
     let refused = revisions(&tenant).delete_collection(&forced, &ListParams::default()).await.map_err(message);
     told(refused, &["ControllerRevision kept:"]);
     archives(&tenant).delete("mine", &forced).await.expect("its own ConfigMap");

@@ -313,6 +313,7 @@ async fn t5_r12_a_long_life_stays_small_and_forgets_no_message() {
         assert!(fits, "{id} ended as {outcome:?}, and was steered {received} times");
         *outcomes.entry(outcome.as_str()).or_default() += 1;
     }
+    assert!(outcomes.contains_key(Outcome::Steered.as_str()), "nothing was steered: {outcomes:?}");
 
     // An old id, with the same content and with another; then something new.
     let old = [17, 18].map(id_of);

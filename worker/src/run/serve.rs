@@ -118,7 +118,8 @@ impl Attempt {
     fn steer(&mut self, message: InboxMessage) {
         let placement = message.placement;
         let sent = match &self.session_id {
-            Some(session) if self.agent_takes("Steering") => {
+            // Once the answer to the prompt was read there is no turn any more that it could steer (c38).
+            Some(session) if self.open_prompt.is_some() && self.agent_takes("Steering") => {
                 let call = acp::steer(session, &message.content);
                 self.request(call).ok()
             }

@@ -139,6 +139,23 @@ async fn c38_a_steer_goes_into_the_running_turn_and_never_becomes_one() {
     assert!(ended.text().contains("steered: left"), "{}", ended.text());
 }
 
+/// c38: between the answer to the prompt and the turn's record, while an answer to another steer is waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn c38_a_steer_behind_the_turns_answer_reaches_no_agent() {
+    let attempt = start(activation().env("SCRIPTED_AGENT_STEERING", "hang")).await;
+    attempt.gateway.say(queue(1, "!gate on\n!update-after-response late"));
+    attempt.event("gate", "on");
+    attempt.gateway.say(message(2, Delivery::Steer, "left"));
+    attempt.event("steer", "left");
+    attempt.collector.open_gate("on");
+    // What follows the answer shows that this was read.
+    attempt.transcript_with("late").await;
+    attempt.gateway.say(message(3, Delivery::Steer, "right"));
+    told(&attempt, "m1:Claimed m2:Rejected/Unconfirmed m3:Rejected/NotDelivered").await;
+    attempt.gateway.say(GatewayMessage::Close);
+    assert_eq!(attempt.finish().await.words(), ("Completed", "Completed"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn c38_an_agent_that_cannot_be_steered_or_will_not_is_told_apart_from_one_that_was() {
     for knob in [("SCRIPTED_AGENT_CAPABILITIES", r#"{"_meta": null}"#), ("SCRIPTED_AGENT_STEERING", "prompt-required")]

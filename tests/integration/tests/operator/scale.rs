@@ -109,7 +109,7 @@ impl Watched {
 fn prompts(children: &Children) -> Vec<String> {
     let mut all = children.world.node.collector().of_kind("prompt");
     all.extend(children.world.node.collector().of_kind("second-prompt"));
-    all.into_iter().map(|event| event.text).collect()
+    all.into_iter().map(|event| event.text.lines().next().unwrap_or_default().to_owned()).collect()
 }
 
 fn saying(id: &str) -> Value {
@@ -187,6 +187,8 @@ const BATCH: usize = bounds::INBOX - bounds::INBOX_PRUNED;
 const ACTIVATION: usize = 10 * BATCH;
 /// One message in so many has a turn of its own; the others steer. A batch begins with one that has.
 const TURN: usize = 16;
+/// The gate in the first turn of a batch.
+const STEERED: &str = "steered";
 /// One message in so many is as large as one may be.
 const LARGE: usize = 50;
 /// A third of what etcd takes in one object unless told otherwise.
@@ -207,6 +209,8 @@ fn has_turn(number: usize) -> bool {
 fn nth(number: usize) -> Value {
     let id = id_of(number);
     match number {
+        // It lasts until one was steered into it.
+        1 => queue(&id, &format!("{id}\n!gate {STEERED}")),
         _ if has_turn(number) => saying(&id),
         _ if number.is_multiple_of(LARGE - 1) => {
             let text = format!("{id:x<size$}", size = bounds::MESSAGE_CONTENT);
@@ -272,7 +276,22 @@ async fn t5_r12_a_long_life_stays_small_and_forgets_no_message() {
         let batch: Vec<Value> = (first..(first + BATCH).min(count + 1)).map(nth).collect();
         // Every batch begins with the message of a writer that is never heard again.
         send(&children, &format!("writer-{first}"), &applied(&batch[..1])).await;
+        if first == 1 {
+            let has_begun = async || {
+                let seen = children.world.node.collector().of_kind("gate");
+                if seen.iter().any(|event| event.text == STEERED) { Ok(()) } else { Err(format!("{seen:?}")) }
+            };
+            children.world.namespace.eventually("the agent waits at the gate", LIMIT, has_begun).await;
+        }
         send(&children, "writer", &appended(&batch[1..])).await;
+        if first == 1 {
+            let is_steered = |child: &Subagent| {
+                let mut seen = child.status.iter().flat_map(|status| &status.messages);
+                seen.any(|message| message.outcome == Outcome::Steered)
+            };
+            children.world.namespace.until::<Subagent>("child", "steered", LIMIT, is_steered).await;
+            children.world.node.collector().open_gate(STEERED);
+        }
         largest.look(&children).await;
         if first % ACTIVATION == 1 {
             children.settled("child").await;

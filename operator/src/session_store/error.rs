@@ -36,6 +36,14 @@ pub enum StoreError {
         /// What to do.
         remedy: String,
     },
+    /// Whether it is this installation's is not known: the API server does not say. Nothing is known of the store by that.
+    #[error("whether the session store {store} is this installation's is not known: {why}")]
+    Unknown {
+        /// Its URL.
+        store: String,
+        /// What was asked for, and what came.
+        why: String,
+    },
     /// It may, the next time.
     #[error("the session store {store} did not do it: {why}")]
     Unavailable {
@@ -82,13 +90,16 @@ impl StoreError {
                     "the session store is not the one with this installation's sessions; whoever runs the operator: {remedy}"
                 )
             }
+            Self::Unknown { .. } => {
+                "whether the session store is this installation's is not known; the operator's log says why".to_owned()
+            }
             Self::Unavailable { .. } => "the session store did not do it; the operator's log says why".to_owned(),
         }
     }
 
     /// True when the same may succeed later: without anybody doing anything, or because it is worth waiting for somebody who does.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::Foreign { .. })
+        matches!(self, Self::Unavailable { .. } | Self::Unknown { .. } | Self::Foreign { .. })
     }
 }
 

@@ -16,7 +16,8 @@ use kube::{Api, Client, api::PostParams};
 use object_store::{ObjectStoreExt, PutMode, PutOptions, path::Path};
 use std::{
     collections::BTreeMap,
-    fmt,
+    error::Error as StdError,
+    fmt, io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -42,6 +43,8 @@ pub struct Installation {
     name: String,
     /// When the store was ours last, and by which id.
     seen: Mutex<Option<(Instant, String)>>,
+    /// Held by whoever takes a store: of two in one process the second goes on from what the first has stored.
+    taking: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Installation {
@@ -54,7 +57,8 @@ impl Installation {
     /// The one that remembers it in this ConfigMap.
     pub fn new(client: Client, namespace: &str, name: &str) -> Self {
         let config_maps = Api::namespaced(client, namespace);
-        Self { config_maps, namespace: namespace.to_owned(), name: name.to_owned(), seen: Mutex::default() }
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Self { config_maps, namespace, name, seen: Mutex::default(), taking: tokio::sync::Mutex::default() }
     }
 
     /// The id of its store; none while it knows of no store. It never changes, so an API server that is away keeps nobody from
@@ -97,8 +101,8 @@ impl Installation {
     }
 
     fn unknown(&self, store: &str, why: &dyn fmt::Display) -> StoreError {
-        let why = format!("whether it is this installation's is not known: ConfigMap {}: {why}", self.name);
-        StoreError::Unavailable { store: store.to_owned(), why }
+        let why = format!("ConfigMap {}/{}: {why}", self.namespace, self.name);
+        StoreError::Unknown { store: store.to_owned(), why }
     }
 }
 
@@ -140,6 +144,7 @@ impl Store {
     pub async fn take_as_ours(&self) -> Result<(), StoreError> {
         let Some(installation) = &self.installation else { return Ok(()) };
         let unknown = |error: &dyn fmt::Display| installation.unknown(&self.url, error);
+        let _alone = installation.taking.lock().await;
         if installation.known().await.map_err(|error| unknown(&error))?.is_none() {
             let mark = match self.mark().await? {
                 Some(mark) => mark,
@@ -188,18 +193,48 @@ impl Store {
         use object_store::Error::{AlreadyExists, Precondition};
         let id = format!("{:032x}", rand::random::<u128>());
         let (objects, written) = (self.objects.clone(), id.clone());
-        self.step(async move {
-            let path = Path::from(MARK);
+        let create = self.step(async move {
             let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            match objects.put_opts(&path, written.clone().into(), create).await {
-                Ok(_) | Err(AlreadyExists { .. } | Precondition { .. }) => Ok(()),
-                // A place that cannot do that: there is one leader, and it has just looked.
-                Err(_) => objects.put(&path, written.into()).await.map(drop),
+            match objects.put_opts(&Path::from(MARK), written.into(), create).await {
+                Ok(_) | Err(AlreadyExists { .. } | Precondition { .. }) => Ok(true),
+                Err(error) if cannot_create(&error) => Ok(false),
+                Err(error) => Err(error),
             }
-        })
-        .await?;
+        });
+        // There is one leader, and it has just looked. A step of its own: a call that hangs is not followed by another one when
+        // it is over, long after somebody else has marked the store.
+        if !create.await? && self.mark().await?.is_none() {
+            let (objects, written) = (self.objects.clone(), id.clone());
+            self.step(async move { objects.put(&Path::from(MARK), written.into()).await }).await?;
+        }
         Ok(self.mark().await?.unwrap_or(id))
     }
+}
+
+/// Whether the place has no way to write only what is not there yet: a file system without hard links, or a server of a bucket that
+/// does not know such a condition. What merely failed may have happened, or may still happen.
+fn cannot_create(error: &object_store::Error) -> bool {
+    use object_store::Error::{NotImplemented, NotSupported};
+    // A server's answer has no type that can be asked. Each speaks of the status or, as S3 does, of its code.
+    let said = error.to_string();
+    let is_answer = said.contains("501 Not Implemented") || said.contains("<Code>NotImplemented</Code>");
+    is_answer || matches!(error, NotImplemented { .. } | NotSupported { .. }) || has_no_links(error)
+}
+
+fn has_no_links(error: &object_store::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, TooManyLinks, Unsupported};
+    /// What Linux says of an NFS server that cannot; it has no name outside the kernel.
+    const ENOTSUPP: i32 = 524;
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(error) = cause {
+        // No permission: that is the answer of many. Where it is really missing, nothing else can be written either.
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return matches!(error.kind(), PermissionDenied | TooManyLinks | Unsupported)
+                || error.raw_os_error() == Some(ENOTSUPP);
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Looks again and again whether the store is this installation's, for whoever leads. It becomes so the first time; later it is
@@ -222,3 +257,7 @@ pub async fn watch(store: Option<Arc<Store>>, shutdown: CancellationToken) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "installation_tests.rs"]
+mod tests;

@@ -20,6 +20,7 @@ use crate::{
         orphans,
         validate::Refusal,
     },
+    session_store::StoreError,
 };
 use k8s_openapi::{
     api::core::v1::{ConfigMap, PersistentVolumeClaim},
@@ -52,6 +53,9 @@ pub enum Error {
     /// What is left of a run that was removed by force was not stopped.
     #[error(transparent)]
     Left(#[from] run::apply::Error),
+    /// Nobody says whose the session store is.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl From<memory::StoreError> for Error {

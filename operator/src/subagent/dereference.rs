@@ -1,6 +1,7 @@
 //! All reads of a reconcile. Everything a decision rests on is read live: a cache may be older than our own write.
 
 use super::{
+    apply::Error,
     inbox, memory,
     plan::{self, Run, World},
     pruning::{self, PastRun},
@@ -26,8 +27,8 @@ const PAGE: u32 = 50;
 /// Reads the world of a child; none when the child is gone.
 ///
 /// # Errors
-/// When a read fails for another reason than absence.
-pub async fn read(context: &Context, namespace: &str, name: &str) -> Result<Option<World>, ReadError> {
+/// When a read fails for another reason than absence, or it is not known whose the session store is.
+pub async fn read(context: &Context, namespace: &str, name: &str) -> Result<Option<World>, Error> {
     let children: Api<Subagent> = Api::namespaced(context.client.clone(), namespace);
     let Some(child) = api::get(&children, name).await? else { return Ok(None) };
     Ok(Some(around(context, child).await?))
@@ -36,8 +37,8 @@ pub async fn read(context: &Context, namespace: &str, name: &str) -> Result<Opti
 /// Reads what belongs to a child that was just read or written.
 ///
 /// # Errors
-/// When a read fails for another reason than absence.
-pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadError> {
+/// When a read fails for another reason than absence, or it is not known whose the session store is.
+pub async fn around(context: &Context, child: Subagent) -> Result<World, Error> {
     let (client, namespace) = (&context.client, child.namespace().unwrap_or_default());
     let status = child.status.clone().unwrap_or_default();
     let deleting = child.metadata.deletion_timestamp.is_some();
@@ -54,7 +55,7 @@ pub async fn around(context: &Context, child: Subagent) -> Result<World, ReadErr
             world.provider = provider(context, &namespace, &world.child.spec.provider_ref.name).await?;
             world.parent = named_parent(client, &namespace, world.child.spec.parent_ref.as_ref()).await?;
             if plan::wants_store(&world) {
-                world.store = session::state(context).await;
+                world.store = session::state(context).await?;
                 world.refused_claim = workspace::refused(context, &world.child).await?;
             }
         }

@@ -1,7 +1,7 @@
 //! The session store, as far as a child needs it: whether it can be used, and that a deleted child's session is removed.
 
 use super::validate::Store;
-use crate::context::Context;
+use crate::{context::Context, session_store::StoreError};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -11,27 +11,38 @@ use tokio::sync::Mutex;
 /// How long what a try of the store came to holds for other children: many that are created at once ask once.
 const HOLDS: Duration = Duration::from_secs(10);
 
+/// What a try came to.
+type Tried = Result<Store, StoreError>;
+
 /// What the last try of the store came to, and when it was over. Whoever asks while it is tried waits for that.
-pub type LastTry = Arc<Mutex<Option<(Instant, Store)>>>;
+pub type LastTry = Arc<Mutex<Option<(Instant, Tried)>>>;
 
 /// Whether the store can be used right now: it is this installation's, and is written, read and removed from.
-pub async fn state(context: &Context) -> Store {
-    let Some(store) = &context.store else { return Store::None };
+///
+/// # Errors
+/// [`StoreError::Unknown`]: the API server does not say whose the store is. That is no word about the store.
+pub async fn state(context: &Context) -> Tried {
+    let Some(store) = &context.store else { return Ok(Store::None) };
     let try_it = async || {
         store.take_as_ours().await?;
         store.check().await
     };
-    tried(&context.store_tried, Instant::now, async || match try_it().await {
-        Ok(()) => Store::Usable,
-        Err(error) => {
-            tracing::warn!(%error, "the session store cannot be used");
-            Store::Unusable(error.told())
-        }
-    })
-    .await
+    tried(&context.store_tried, Instant::now, async || meaning(try_it().await)).await
 }
 
-async fn tried(last: &LastTry, clock: impl Fn() -> Instant, try_it: impl AsyncFnOnce() -> Store) -> Store {
+/// What an answer says about the store. A child is turned away for ever by what the store does, not by the API server's mood.
+fn meaning(answer: Result<(), StoreError>) -> Tried {
+    match answer {
+        Ok(()) => Ok(Store::Usable),
+        Err(error @ StoreError::Unknown { .. }) => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "the session store cannot be used");
+            Ok(Store::Unusable(error.told()))
+        }
+    }
+}
+
+async fn tried(last: &LastTry, clock: impl Fn() -> Instant, try_it: impl AsyncFnOnce() -> Tried) -> Tried {
     let mut last = last.lock().await;
     if let Some((_, state)) = last.as_ref().filter(|(when, _)| clock() < *when + HOLDS) {
         return state.clone();
@@ -69,14 +80,26 @@ mod tests {
             tried(&last, clock, async || {
                 tokio::task::yield_now().await;
                 match tries.fetch_add(1, Ordering::Relaxed) {
-                    0 => Store::Unusable("silent".into()),
-                    _ => Store::Usable,
+                    0 => Ok(Store::Unusable("silent".into())),
+                    _ => Ok(Store::Usable),
                 }
             })
         };
-        let silent = Store::Unusable("silent".into());
+        let silent = Ok(Store::Unusable("silent".into()));
         assert_eq!(tokio::join!(ask(1), ask(1)), (silent.clone(), silent.clone()));
         assert_eq!((ask(10).await, tries.load(Ordering::Relaxed)), (silent, 1));
-        assert_eq!((ask(11).await, tries.load(Ordering::Relaxed)), (Store::Usable, 2));
+        assert_eq!((ask(11).await, tries.load(Ordering::Relaxed)), (Ok(Store::Usable), 2));
+    }
+
+    /// c34: what the API server does not say is asked again; what the store does decides.
+    #[test]
+    fn c34_an_api_server_that_does_not_answer_says_nothing_of_the_store() {
+        let (store, why) = ("s".to_owned(), "away".to_owned());
+        let unknown = StoreError::Unknown { store: store.clone(), why: why.clone() };
+        assert_eq!(meaning(Err(unknown.clone())), Err(unknown));
+        let foreign = StoreError::Foreign { store: store.clone(), why: why.clone(), remedy: why.clone() };
+        for error in [StoreError::Unavailable { store, why }, foreign] {
+            assert!(matches!(meaning(Err(error)), Ok(Store::Unusable(_))));
+        }
     }
 }

@@ -7,7 +7,7 @@
 //! activations may be named by their runs, so these are read when an activation has stored its first one.
 //!
 //! It is done beside the reconciles: a store that hangs holds up no message. What is to be done is only in memory. Who dies
-//! leaves it to the child's next turn, which looks for everything that is older, and in the end to the sweep.
+//! leaves it to the child's next turn, which looks for everything that is older of its activation, and in the end to the sweep.
 
 use crate::{
     api::{self, ReadError},
@@ -87,6 +87,16 @@ impl Trimming {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         noted.drain().map(|(_, recorded)| recorded).collect()
     }
+
+    /// Notes again what failed, for when the next checkpoint of any child is recorded. A newer note stays, and does that too.
+    fn put_back(&self, failed: Recorded) {
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let among = failed.among;
+        let waits = noted.entry(failed.newest.child_uid.clone()).or_insert(failed);
+        if among == Among::Activations {
+            waits.among = among;
+        }
+    }
 }
 
 /// Makes room until the token is cancelled. Without a store there is nothing to do but wait for that.
@@ -108,6 +118,7 @@ async fn make_room(context: &Context, store: &Store, recorded: Recorded) {
         Ok(removed) => tracing::debug!(namespace, %newest, removed, "replaced checkpoints were removed"),
         Err(error) => {
             tracing::warn!(namespace, %newest, %error, "replaced checkpoints were not removed; the next turn tries again");
+            context.trimming.put_back(recorded);
         }
     }
 }
@@ -182,6 +193,26 @@ mod tests {
         assert_eq!(noted(&trimming), [(2, 2, Among::Activations)], "one note for each child");
         trimming.note(&child(Value::Null), &stored(1, 1));
         assert_eq!(noted(&trimming), [(1, 1, Among::Activations)]);
+    }
+
+    /// Above all the first of an activation: no later turn of it looks at those before it.
+    #[test]
+    fn r10_what_was_not_removed_is_tried_again_with_the_next_one() {
+        let trimming = Trimming::default();
+        let failed = |before, after| {
+            trimming.note(&before, &after);
+            trimming.take().remove(0)
+        };
+        trimming.put_back(failed(stored(1, 9), stored(2, 1)));
+        assert_eq!(noted(&trimming), [(2, 1, Among::Activations)]);
+        let first = failed(stored(1, 9), stored(2, 1));
+        trimming.note(&stored(2, 1), &stored(2, 2));
+        trimming.put_back(first);
+        assert_eq!(noted(&trimming), [(2, 2, Among::Activations)], "the newer one, as far as both");
+        let turn = failed(stored(2, 1), stored(2, 2));
+        trimming.note(&stored(2, 2), &stored(3, 1));
+        trimming.put_back(turn);
+        assert_eq!(noted(&trimming), [(3, 1, Among::Activations)]);
     }
 
     #[test]

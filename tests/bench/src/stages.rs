@@ -149,13 +149,14 @@ fn step(run: &[Option<f64>], index: usize) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    fn entry(user: &str, verb: &str, resource: &str, name: &str, uri: &str, millisecond: u32) -> Request {
+    /// A request of the audit log, so many milliseconds after the beginning of 1970.
+    pub(crate) fn entry(user: &str, verb: &str, resource: &str, name: &str, uri: &str, millisecond: u32) -> Request {
         let (resource, sub) = resource.split_once('/').unwrap_or((resource, ""));
-        let at = format!("2026-01-01T00:00:00.{millisecond:03}000Z");
+        let at = format!("1970-01-01T00:00:00.{millisecond:03}000Z");
         Request {
             entry: json!({
                 "user": {"username": user}, "verb": verb, "requestURI": uri,

@@ -182,19 +182,7 @@ pub fn table(windows: &[Window], steps: &[Step]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    fn entry(user: &str, verb: &str, resource: &str, name: &str, uri: &str, millisecond: u32) -> Request {
-        let (resource, sub) = resource.split_once('/').unwrap_or((resource, ""));
-        let at = format!("1970-01-01T00:00:00.{millisecond:03}000Z");
-        Request {
-            entry: json!({
-                "user": {"username": user}, "verb": verb, "requestURI": uri,
-                "objectRef": {"resource": resource, "subresource": sub, "name": name},
-                "requestReceivedTimestamp": at, "stageTimestamp": at, "responseStatus": {"code": 200},
-            }),
-        }
-    }
+    use crate::stages::tests::entry;
 
     #[test]
     fn steps_are_told_by_requests_and_by_the_agent() {
